@@ -1,0 +1,92 @@
+"""Names: what may be called what, and the key of every structure on the server."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from mx_rmq.errors import InvalidName
+
+if TYPE_CHECKING:
+    from mx_rmq.scripts import Script
+
+Lane = Literal["high", "normal", "low"]
+LANES: Final[tuple[Lane, ...]] = ("high", "normal", "low")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+
+TOPIC_PARTS: Final = {
+    "pending:high": "list",
+    "pending": "list",
+    "pending:low": "list",
+    "processing": "hash",
+    "wake": "list",
+}
+"""What every topic has, with its Redis type."""
+
+PENDING: Final[dict[Lane, str]] = {"high": "pending:high", "normal": "pending", "low": "pending:low"}
+
+QUEUE_PARTS: Final = {
+    "payload": "hash",
+    "all_expire_monitor": "zset",
+    "delay_tasks": "zset",
+    "dlq": "zset",
+    "dlq_payload": "hash",
+    "done": "zset",
+    "delay_wake": "list",
+    "topics": "set",
+    "paused": "set",
+    "counters": "hash",
+}
+"""What every queue has once, with its Redis type."""
+
+
+def check_name(what: str, value: object) -> str:
+    """Return *value* if it may name a *what* ("topic", "message id", …).
+
+    Raises:
+        InvalidName: it is no string of 1 to 128 letters, digits and ``_ . -``.
+    """
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
+    raise InvalidName(f"{shown} cannot name a {what}: use 1 to 128 letters, digits and _ . - only")
+
+
+class Keys:
+    """The keys of one queue, or of one shard of it; all in one cluster slot."""
+
+    def __init__(self, queue: str, shard: int | None = None) -> None:
+        check_name("queue", queue)
+        tag = queue if shard is None else f"{queue}:{shard}"
+        self.prefix: Final = f"mx-rmq:{{{tag}}}:"
+        # Bounded, because the topics of a long-lived producer may be many.
+        self._of_script = lru_cache(maxsize=4096)(self._resolve)
+
+    def of_queue(self, part: str) -> str:
+        """The key of a part the queue has once, such as ``delay_tasks``."""
+        return self.prefix + part
+
+    def of_topic(self, topic: str, part: str) -> str:
+        """The key of a part every topic has, such as ``pending:high``."""
+        return f"{self.prefix}{topic}:{part}"
+
+    def of_call(self, producer: str) -> str:
+        """The key that remembers the last call of a producer."""
+        return f"{self.prefix}call:{producer}"
+
+    def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:
+        """The KEYS of a script, in the order of its header."""
+        return self._of_script(script, topic, producer)
+
+    def _resolve(self, script: Script, topic: str, producer: str) -> tuple[str, ...]:
+        resolved = []
+        for name, _ in script.keys:
+            if name == "call":
+                resolved.append(self.of_call(producer))
+            elif name in TOPIC_PARTS:
+                resolved.append(self.of_topic(topic, name))
+            else:
+                resolved.append(self.of_queue(name))
+        return tuple(resolved)

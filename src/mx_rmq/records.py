@@ -1,0 +1,142 @@
+"""What the scripts take and answer, as values."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from mx_rmq.keys import Lane
+
+
+class Stored(IntEnum):
+    """What became of a message that was produced."""
+
+    STORED = 1
+    LIVE = 0
+    DEAD = -1
+    DONE = -2
+
+
+class Settled(IntEnum):
+    """What became of a call that shows a lease."""
+
+    DONE = 1
+    STALE = 0
+    GONE = -1
+
+
+class Replayed(IntEnum):
+    """What became of a dead message that was to be replayed."""
+
+    REPLAYED = 1
+    CHANGED = 0
+    GONE = -1
+    LIVE = -2
+    POISONED = -3
+
+
+class Cancelled(IntEnum):
+    """What became of a message that was to be cancelled."""
+
+    CANCELLED = 1
+    RUNNING = 0
+    GONE = -1
+    DEAD = -2
+    POISONED = -3
+
+
+class NewMessage(NamedTuple):
+    """A message to store: where it goes, how long it lives (seconds; None for ever), its bytes."""
+
+    id: str
+    body: bytes
+    lane: Lane = "normal"
+    ttl: float | None = None
+    delay: float = 0.0
+
+
+class Delivery(NamedTuple):
+    """One message in one attempt under one lease."""
+
+    id: str
+    topic: str
+    token: str
+    body: bytes
+    expires_at: float
+    """When the message itself expires; seconds, ``inf`` for never."""
+
+
+class Claim(NamedTuple):
+    """The answer to a claim."""
+
+    now: float
+    deliveries: list[Delivery]
+    left: int
+    paused: bool
+
+
+class Takeover(NamedTuple):
+    """A message the monitor now holds, and why."""
+
+    delivery: Delivery
+    cause: str
+    """``lapsed``: its lease ran out; ``expired``: its own lifetime ended while it was pending."""
+    previous: str
+    """Who held it before, ``-`` for nobody."""
+
+
+class Overdue(NamedTuple):
+    """The answer to a take-over."""
+
+    now: float
+    taken: list[Takeover]
+    cleaned: list[str]
+    poisoned: list[str]
+
+
+class Promotion(NamedTuple):
+    """The answer to promoting what is due."""
+
+    wait: float | None
+    """Seconds until the next one is due, None when nothing is delayed."""
+    promoted: list[str]
+    cleaned: list[str]
+    poisoned: list[str]
+
+
+class NextDelay(NamedTuple):
+    """The state of the delayed messages: ``NO_TASK``, ``WAITING`` or ``EXPIRED``."""
+
+    state: str
+    seconds: float
+    """How long to wait, or how late the first one is."""
+    id: str
+
+
+class Replay(NamedTuple):
+    """A dead message to give another life; empty bytes keep its body as it is."""
+
+    id: str
+    body: bytes = b""
+    lane: Lane = "normal"
+    ttl: float | None = None
+    died_at: float | None = None
+    """The death the caller has looked at; if it died again since, nothing happens."""
+
+
+class Suspect(NamedTuple):
+    """A message the audit wants examined."""
+
+    id: str
+    found_in: str = ""
+    listed: bool = True
+    fallback: str = "unknown"
+
+
+class Verdict(NamedTuple):
+    """Where a message is, and what is wrong with it."""
+
+    place: str
+    topic: str
+    deadline: str
+    findings: tuple[str, ...]

@@ -1,0 +1,74 @@
+-- claim_message: leases up to `limit` pending messages of a topic to a worker, urgent ones first.
+-- A pending entry is only a hint: one without body or deadline, of another topic or already leased
+-- is dropped.
+-- KEYS     1 payload hash   2 all_expire_monitor zset   3 processing hash
+--          4 pending:high list   5 pending list   6 pending:low list   7 wake list   8 paused set
+-- ARGV     topic, limit, lease_ms, holder; now_us
+-- Returns  now_us, entries left in the lists (-1 while the topic is paused),
+--          then per delivery: id, body, token, expires_ms ('inf' for never; may have passed)
+-- Keeps    I1 I2 I3 I6 I7 I8
+-- Uses     clock digits wake
+local payload, monitor, processing = KEYS[1], KEYS[2], KEYS[3]
+local lanes = { 'high', 'normal', 'low' }
+local wake_list, paused = KEYS[7], KEYS[8]
+local topic, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local now_us = clock()
+local now = digits(now_us)
+local ends = digits(math.floor(now_us / 1000) + lease_ms)
+-- A reply of many large bodies would stall the server: past these no further chunk is taken.
+local chunk, most_bytes, most_entries = 100, 4194304, 1000
+
+if redis.pcall('SISMEMBER', paused, topic) == 1 then return { now, -1 } end
+redis.call('HLEN', payload)
+redis.call('ZCARD', monitor)
+redis.call('HLEN', processing)
+local left = 0
+for n = 1, 3 do left = left + redis.call('LLEN', KEYS[3 + n]) end
+
+local rows, leases, deadlines, claimed = { now, 0 }, {}, {}, {}
+local taken, bytes, looked = 0, 0, 0
+
+local function take(ids, lane)
+  local fields = {}
+  for n, id in ipairs(ids) do
+    fields[n * 3 - 2], fields[n * 3 - 1], fields[n * 3] = id, id .. ':queue', id .. ':keep'
+  end
+  local stored = redis.call('HMGET', payload, unpack(fields))
+  local expiries = redis.call('ZMSCORE', monitor, unpack(ids))
+  local held = redis.call('HMGET', processing, unpack(ids))
+  for n, id in ipairs(ids) do
+    local body, keep = stored[n * 3 - 2], stored[n * 3]
+    if body and stored[n * 3 - 1] == topic and expiries[n] and not held[n] and not claimed[id] then
+      claimed[id] = true
+      local leased = keep and string.match(keep, '^%d+') or 0
+      local expires = expiries[n] == 'inf' and 'inf' or digits(expiries[n])
+      local token = (leased + 1) .. '@' .. now
+      leases[taken * 2 + 1] = id
+      leases[taken * 2 + 2] = token .. ' ' .. lane .. ' ' .. expires .. ' ' .. holder .. ' run'
+      deadlines[taken * 2 + 1], deadlines[taken * 2 + 2] = ends, id
+      rows[taken * 4 + 3], rows[taken * 4 + 4] = id, body
+      rows[taken * 4 + 5], rows[taken * 4 + 6] = token, expires
+      taken, bytes = taken + 1, bytes + #body
+    end
+  end
+end
+
+for n, lane in ipairs(lanes) do
+  local empty = false
+  while not empty and taken < limit and looked < most_entries and bytes < most_bytes do
+    local wanted = math.min(limit - taken, chunk, most_entries - looked)
+    local ids = redis.call('RPOP', KEYS[3 + n], wanted) or {}
+    if #ids > 0 then take(ids, lane) end
+    looked = looked + #ids
+    empty = #ids < wanted
+  end
+end
+
+if taken > 0 then
+  redis.call('HSET', processing, unpack(leases))
+  redis.call('ZADD', monitor, unpack(deadlines))
+end
+left = left - looked
+rows[2] = left
+if left > 0 then wake(wake_list) else redis.call('DEL', wake_list) end
+return rows

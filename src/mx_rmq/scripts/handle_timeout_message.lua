@@ -1,0 +1,81 @@
+-- handle_timeout_message: the monitor takes over, under a lease of its own, what ran past its
+-- deadline: deliveries whose lease lapsed and pending messages that expired. Its next call retries
+-- or dead-letters them; if it dies first, the next monitor takes them over in turn.
+-- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 done zset
+--          5 counters hash
+-- ARGV     prefix, limit, lease_ms, holder; now_us
+-- Returns  now_us,
+--          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
+--          (cause: 'lapsed' | 'expired'), ids whose leftovers were cleaned up, ids put off for a
+--          minute because their topic is missing or a key of it has the wrong type
+-- Keeps    I1 I2 I3 I6 I7 I8
+-- Uses     clock digits count lease drop_hint relieve
+local payload, monitor, delay_tasks, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local prefix, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local now_us = clock()
+local now_ms = math.floor(now_us / 1000)
+local now = digits(now_us)
+local most_bytes, put_off_ms = 4194304, 60000
+
+redis.call('ZCARD', delay_tasks)
+redis.call('HLEN', payload)
+local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, 1000)
+local late = redis.call('ZRANGE', monitor, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, limit)
+local rows, leases, cleaned, poisoned, bytes = {}, {}, {}, {}, 0
+local tally = {}
+
+for _, id in ipairs(late) do
+  if bytes >= most_bytes then break end
+  local stored = redis.call('HMGET', payload, id, id .. ':queue', id .. ':keep')
+  local body, topic, keep = stored[1], stored[2], stored[3]
+  local processing = topic and prefix .. topic .. ':processing'
+  local lease = topic and redis.pcall('HGET', processing, id)
+  if not body then
+    cleaned[#cleaned + 1] = { id = id, processing = lease and not lease.err and processing }
+  elseif not topic or (type(lease) == 'table') then
+    poisoned[#poisoned + 1] = id
+  elseif not lease and redis.call('ZSCORE', delay_tasks, id) then
+    cleaned[#cleaned + 1] = { id = id, delayed = true }
+  else
+    local previous, cause = '-', 'expired'
+    local leased, lane = string.match(keep or '', '^(%d+) (%S+)')
+    local expires = digits(now_ms)
+    if lease then
+      leased, lane, expires = kept(lease)
+      previous, cause = string.match(lease, '^%S+ %S+ %S+ (%S+) (%S+)')
+      if cause ~= 'expired' then cause = 'lapsed' end
+    end
+    local token = ((leased or 0) + 1) .. '@' .. now
+    leases[#leases + 1] = {
+      id = id, topic = topic, processing = processing, pending = not lease, cause = cause,
+      value = token .. ' ' .. (lane or 'normal') .. ' ' .. expires .. ' ' .. holder .. ' ' .. cause,
+    }
+    for _, cell in ipairs({ id, topic, body, token, cause, expires, previous or '-' }) do
+      rows[#rows + 1] = cell
+    end
+    bytes = bytes + #body
+  end
+end
+
+if #late > 0 then relieve(payload) end
+if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
+local cleaned_ids = {}
+for n, stray in ipairs(cleaned) do
+  redis.call('ZREM', monitor, stray.id)
+  if stray.processing then redis.call('HDEL', stray.processing, stray.id) end
+  if not stray.delayed then redis.call('HDEL', payload, stray.id .. ':queue', stray.id .. ':keep') end
+  cleaned_ids[n] = stray.id
+end
+for _, id in ipairs(poisoned) do redis.call('ZADD', monitor, now_ms + put_off_ms, id) end
+for _, take in ipairs(leases) do
+  redis.call('HSET', take.processing, take.id, take.value)
+  redis.call('ZADD', monitor, now_ms + lease_ms, take.id)
+  if take.pending then drop_hint(prefix, take.topic, take.id) end
+  local causes = tally[take.topic] or {}
+  causes[take.cause] = (causes[take.cause] or 0) + 1
+  tally[take.topic] = causes
+end
+for topic, causes in pairs(tally) do
+  for cause, amount in pairs(causes) do count(counters, topic, cause, amount, now_us) end
+end
+return { now, rows, cleaned_ids, poisoned }

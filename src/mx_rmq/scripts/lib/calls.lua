@@ -1,0 +1,18 @@
+-- A producer's last call and its answer are remembered for a minute, so that a call sent again
+-- after a lost reply is answered, not repeated, even if its messages have long been completed (I5).
+local function answer_of(call_key, call)
+  if call == '' then return nil end
+  local memory = redis.call('GET', call_key)
+  if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end
+  local status = {}
+  for code in string.gmatch(string.sub(memory, #call + 2), '%S+') do
+    status[#status + 1] = tonumber(code)
+  end
+  return status
+end
+
+local function remember(call_key, call, status)
+  if call ~= '' then
+    redis.call('SET', call_key, call .. ' ' .. table.concat(status, ' '), 'PX', 60000)
+  end
+end

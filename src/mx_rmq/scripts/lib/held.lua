@@ -1,0 +1,19 @@
+-- Compares the tokens of a call with the current leases (I3, I4). Ids stand at ARGV[first],
+-- ARGV[first + step], …, each followed by its token.
+-- Returns the ids, per id 1 held | 0 stale | -1 gone, and the leases.
+local function held(payload, processing, first, step)
+  local ids, status, seen = batch(first, step), {}, {}
+  if #ids == 0 then return ids, status, {} end
+  local leases = redis.call('HMGET', processing, unpack(ids))
+  for n, id in ipairs(ids) do
+    local lease, token = leases[n], ARGV[first + (n - 1) * step + 1]
+    if lease and not seen[id] and string.sub(lease, 1, #token + 1) == token .. ' ' then
+      status[n], seen[id] = 1, true
+    elseif lease or redis.call('HEXISTS', payload, id) == 1 then
+      status[n] = 0
+    else
+      status[n] = -1
+    end
+  end
+  return ids, status, leases
+end

@@ -1,0 +1,293 @@
+"""One typed method per script: every command on a message's path is here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.keys import check_name
+from mx_rmq.records import (
+    Cancelled,
+    Claim,
+    Delivery,
+    NewMessage,
+    NextDelay,
+    Overdue,
+    Promotion,
+    Replay,
+    Replayed,
+    Settled,
+    Stored,
+    Suspect,
+    Takeover,
+    Verdict,
+)
+from mx_rmq.scripts import SCRIPTS, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from enum import IntEnum
+
+    from mx_rmq.keys import Keys
+
+BATCH_LIMIT: Final = 1000
+"""The most messages one call may carry (I8)."""
+
+MAX_BYTES: Final = 1024 * 1024
+
+Status = TypeVar("Status", bound="IntEnum")
+
+
+class Commands(Protocol):
+    """What the store needs of a connection; ``redis.asyncio.Redis`` has it."""
+
+    async def execute_command(self, *args: Any) -> Any:
+        """Send one command and return its reply, strings as bytes."""
+
+
+class Store:
+    """The transitions of one queue's messages on one server.
+
+    Args:
+        commands: where the scripts run.
+        keys: which queue.
+        max_bytes: the largest body that may be stored.
+        now: the time in µs, for tests; the server's own clock otherwise.
+        scripts: the scripts, for tests of the tests.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        keys: Keys,
+        *,
+        max_bytes: int = MAX_BYTES,
+        now: Callable[[], int] | None = None,
+        scripts: Mapping[str, Script] = SCRIPTS,
+    ) -> None:
+        self.commands = commands
+        self.keys = keys
+        self.max_bytes = max_bytes
+        self._now = now
+        self._scripts = scripts
+
+    # -- a message's life
+
+    async def produce(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        """Store messages and make them pending, all or none of those whose id is free.
+
+        A *call* named by a *producer* may be sent again after a lost reply: it is answered, not done
+        again, even if its messages have been completed meanwhile.
+        """
+        self._check_new(topic, messages)
+        args: list[Any] = [topic, call, self.max_bytes]
+        for message in messages:
+            args += (message.id, message.lane, _lifetime(message.ttl), message.body)
+        reply = await self._run("produce_normal_message", args, topic, producer)
+        return _statuses(Stored, reply)
+
+    async def produce_delayed(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        """Store messages that become pending after their delay."""
+        self._check_new(topic, messages)
+        args: list[Any] = [topic, call, self.max_bytes]
+        for message in messages:
+            args += (message.id, message.lane, _lifetime(message.ttl), _ms(message.delay), message.body)
+        reply = await self._run("produce_delay_message", args, topic, producer)
+        return _statuses(Stored, reply)
+
+    async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
+        """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
+        args = (topic, limit, _ms(lease), holder)
+        now, left, *cells = await self._run("claim_message", args, topic)
+        deliveries = [
+            Delivery(id_.decode(), topic, token.decode(), body, _instant(expires))
+            for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
+        ]
+        return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
+
+    async def extend(self, topic: str, deliveries: Sequence[Delivery], *, lease: float) -> list[Settled]:
+        """Give deliveries a new deadline, *lease* seconds from now."""
+        args: list[Any] = [_ms(lease)]
+        for delivery in deliveries:
+            args += (delivery.id, delivery.token)
+        return _statuses(Settled, await self._run("extend_lease", args, topic))
+
+    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
+        """Finish deliveries and forget their messages; each id stays taken for the seconds beside it."""
+        args: list[Any] = [topic]
+        for delivery, dedup_for in finished:
+            args += (delivery.id, delivery.token, _ms(dedup_for))
+        return _statuses(Settled, await self._run("complete_message", args, topic))
+
+    async def retry(self, topic: str, failed: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        """Try messages again after the given seconds, with their new bodies."""
+        args: list[Any] = [topic]
+        for delivery, delay, body in failed:
+            args += (delivery.id, delivery.token, _ms(delay), body)
+        return _statuses(Settled, await self._run("retry_message", args, topic))
+
+    async def release(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
+        """Put deliveries that never started back to the head of their lanes."""
+        args: list[Any] = [topic]
+        for delivery in deliveries:
+            args += (delivery.id, delivery.token)
+        return _statuses(Settled, await self._run("release_message", args, topic))
+
+    async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+        """Keep messages as dead: their final bodies (empty: as stored) and why."""
+        args: list[Any] = [topic]
+        for delivery, body, error in dead:
+            args += (delivery.id, delivery.token, body, error)
+        return _statuses(Settled, await self._run("move_to_dlq", args, topic))
+
+    async def take_over(self, limit: int, *, lease: float, holder: str) -> Overdue:
+        """Take over, as *holder*, what ran past its deadline."""
+        args = (self.keys.prefix, limit, _ms(lease), holder)
+        now, cells, cleaned, poisoned = await self._run("handle_timeout_message", args)
+        taken = [
+            Takeover(
+                Delivery(id_.decode(), topic.decode(), token.decode(), body, _instant(expires)),
+                cause.decode(),
+                previous.decode(),
+            )
+            for id_, topic, body, token, cause, expires, previous in zip(*[iter(cells)] * 7, strict=True)
+        ]
+        return Overdue(int(now) / 1e6, taken, _texts(cleaned), _texts(poisoned))
+
+    async def next_delay(self) -> NextDelay:
+        """Say when the first delayed message is due."""
+        state, *rest = await self._run("get_next_delay_task", ())
+        ms, id_ = rest or (0, b"")
+        return NextDelay(state.decode(), ms / 1000, id_.decode())
+
+    async def promote(self, limit: int = BATCH_LIMIT) -> Promotion:
+        """Make pending what is due."""
+        args = (self.keys.prefix, limit)
+        wait, promoted, cleaned, poisoned = await self._run("process_delay_message", args)
+        return Promotion(
+            None if wait < 0 else wait / 1000, _texts(promoted), _texts(cleaned), _texts(poisoned)
+        )
+
+    # -- operators' verbs
+
+    async def replay(self, replays: Iterable[Replay]) -> list[Replayed]:
+        """Give dead messages another life."""
+        args: list[Any] = [self.keys.prefix]
+        for replay in replays:
+            died = "" if replay.died_at is None else _ms(replay.died_at)
+            args += (replay.id, died, replay.lane, _lifetime(replay.ttl), replay.body)
+        return _statuses(Replayed, await self._run("replay_dlq", args))
+
+    async def delete_dead(self, ids: Sequence[str]) -> int:
+        """Delete dead messages for good and say how many there were."""
+        return int(await self._run("delete_dlq", ids))
+
+    async def trim_dead(
+        self, *, max_age: float | None = None, max_count: int | None = None, limit: int = BATCH_LIMIT
+    ) -> int:
+        """Delete up to *limit* of the oldest dead messages that are too old or too many."""
+        args = (_lifetime(max_age), "inf" if max_count is None else max_count, limit)
+        return int(await self._run("trim_dlq", args))
+
+    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+        """Withdraw messages that are pending or delayed."""
+        return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
+
+    async def purge(self, topic: str, limit: int = BATCH_LIMIT) -> tuple[int, int]:
+        """Withdraw up to *limit* pending messages: how many went, how many entries are left."""
+        withdrawn, left = await self._run("purge_topic", (topic, limit), topic)
+        return withdrawn, left
+
+    async def pause(self, topic: str) -> bool:
+        """Stop the delivery of a topic; False if it already was stopped."""
+        check_name("topic", topic)
+        return bool(await self._run("pause_topic", (topic,), topic))
+
+    async def resume(self, topic: str) -> bool:
+        """Deliver a paused topic again; False if it was not paused."""
+        return bool(await self._run("resume_topic", (topic,), topic))
+
+    async def examine(
+        self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
+    ) -> list[Verdict]:
+        """Say where messages are and what is wrong with them, and mend that if asked to."""
+        args: list[Any] = [self.keys.prefix, "mend" if mend else "look", _ms(lease)]
+        for suspect in suspects:
+            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback)
+        cells = _texts(await self._run("mend_message", args))
+        return [
+            Verdict(place, topic, deadline, tuple(findings.split()))
+            for place, topic, deadline, findings in zip(*[iter(cells)] * 4, strict=True)
+        ]
+
+    # -- how a script is run
+
+    async def _run(self, name: str, args: Sequence[Any], topic: str = "", producer: str = "") -> Any:
+        script = self._scripts[name]
+        keys = self.keys.of_script(script, topic, producer)
+        now = self._now() if self._now else ""
+        try:
+            try:
+                return await self.commands.execute_command(
+                    "EVALSHA", script.sha, len(keys), *keys, *args, now
+                )
+            except NoScriptError:
+                # EVAL loads it too, and needs no right to SCRIPT LOAD.
+                return await self.commands.execute_command("EVAL", script.text, len(keys), *keys, *args, now)
+        except ResponseError as error:
+            raise await self._translated(error, script, keys) from error
+
+    async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
+        """The server's refusal in our words. Scripts check before they write, so nothing was written."""
+        text = str(error)
+        if "WRONGTYPE" in text:
+            wrong = [
+                f"{key} is a {found}, not a {kind}"
+                for key, (_, kind) in zip(keys, script.keys, strict=True)
+                if (found := (await self.commands.execute_command("TYPE", key)).decode()) not in (kind, "none")
+            ]
+            what = "; ".join(wrong) or "a key of the queue has the wrong type"
+            return WrongKeyType(f"{script.name}: {what}. Something else wrote there; rename or delete that key")
+        if "OOM" in text:
+            return OutOfMemory(
+                f"{script.name}: the server reached its maxmemory and stores nothing more; "
+                "raise maxmemory or let workers catch up, then send again"
+            )
+        return StoreError(f"{script.name}: {text}")
+
+    def _check_new(self, topic: str, messages: Sequence[NewMessage]) -> None:
+        check_name("topic", topic)
+        for message in messages:
+            check_name("message id", message.id)
+            if len(message.body) > self.max_bytes:
+                raise MessageTooLarge(
+                    f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
+                    f"the limit is {self.max_bytes}; store large data elsewhere and send a reference"
+                )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _lifetime(seconds: float | None) -> int | str:
+    return "inf" if seconds is None else _ms(seconds)
+
+
+def _instant(ms: bytes) -> float:
+    return float(ms) / 1000
+
+
+def _texts(cells: Iterable[bytes]) -> list[str]:
+    return [cell.decode() for cell in cells]
+
+
+def _statuses(kind: type[Status], codes: Iterable[int]) -> list[Status]:
+    names: Any = kind._value2member_map_
+    return [names[code] for code in codes]
