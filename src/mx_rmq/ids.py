@@ -29,6 +29,7 @@ class IdMaker:
         self._number = 0
 
     def __call__(self) -> str:
+        """Make one."""
         millisecond = time.time_ns() // 1_000_000
         if millisecond > self._millisecond:
             self._millisecond = millisecond

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mx_rmq.errors import InvalidPayload, UnreadableMessage
 from mx_rmq.keys import Lane
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 FORMAT: Final = 1
 HISTORY_LIMIT: Final = 20
 ERROR_LIMIT: Final = 500
-
-_SAFE_INTEGER: Final = 2**63
 
 
 class Attempt(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -63,6 +64,7 @@ class Death(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
+_plain_decoder = msgspec.json.Decoder()
 _message_decoder = msgspec.json.Decoder(Message)
 _death_decoder = msgspec.json.Decoder(Death)
 
@@ -118,10 +120,12 @@ def encode_payload(payload: Any) -> msgspec.Raw:
     elif isinstance(payload, msgspec.Struct) or hasattr(type(payload), "__dataclass_fields__"):
         encoded = _encode(payload)
         if b"null" in encoded:  # how NaN is written, and None
-            _refuse_nan(payload, "payload")
+            _refuse(_not_a_number(payload))
     else:
-        _refuse_rewritten(payload, "payload")
         encoded = _encode(payload)
+        # Reading it back is faster than looking at every value in Python; only what differs is searched.
+        if not _comes_back(encoded, payload):
+            _refuse(_rewritten(payload) or ("", "does not come back equal from JSON; send plain values"))
     return msgspec.Raw(encoded)
 
 
@@ -132,46 +136,62 @@ def _encode(payload: Any) -> bytes:
         raise InvalidPayload(f"the payload cannot be written as JSON: {error}") from error
 
 
-def _refuse_rewritten(value: Any, where: str, depth: int = 0) -> None:
+def _comes_back(encoded: bytes, payload: Any) -> bool:
+    try:
+        return bool(_plain_decoder.decode(encoded) == payload)
+    except (RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidPayload(f"the payload cannot be read back from JSON: {error}") from error
+
+
+def _refuse(problem: tuple[str, str] | None) -> None:
+    if problem is not None:
+        where, why = problem
+        raise InvalidPayload(f"payload{where} {why}")
+
+
+def _rewritten(value: Any) -> tuple[str, str] | None:
+    """Where and why plain JSON would not give *value* back, or None."""
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return
-    if kind is int:
-        if not -_SAFE_INTEGER <= value < _SAFE_INTEGER:
-            raise InvalidPayload(f"{where} is an integer beyond 64 bits; send it as a string")
-    elif kind is float:
-        if not isfinite(value):
-            raise InvalidPayload(f"{where} is {value}, which JSON has no word for; send null or a string")
-    elif depth > 200:
-        raise InvalidPayload(f"{where} is nested more than 200 deep")
-    elif kind is dict:
+    if kind in (str, int, bool) or value is None:
+        return None
+    if kind is float:
+        return (
+            None
+            if isfinite(value)
+            else ("", f"is {value}, which JSON has no word for; send None or a string")
+        )
+    if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
-                raise InvalidPayload(f"{where} has the key {key!r}, but JSON keys are strings; write {str(key)!r}")
-            _refuse_rewritten(item, f"{where}.{key}", depth + 1)
-    elif kind is list:
+                return "", f"has the key {key!r}, but JSON keys are strings; write {str(key)!r}"
+            if problem := _rewritten(item):
+                return f".{key}{problem[0]}", problem[1]
+        return None
+    if kind is list:
         for n, item in enumerate(value):
-            _refuse_rewritten(item, f"{where}[{n}]", depth + 1)
-    else:
-        raise InvalidPayload(
-            f"{where} is a {kind.__name__}, which would come back as something else; "
-            "convert it to str, int, float, bool, None, list or dict, or send a dataclass"
-        )
+            if problem := _rewritten(item):
+                return f"[{n}]{problem[0]}", problem[1]
+        return None
+    return "", (
+        f"is a {kind.__name__}, which would come back as something else; convert it to "
+        "str, int, float, bool, None, list or dict, or send a dataclass"
+    )
 
 
-def _refuse_nan(value: Any, where: str) -> None:
-    """Look for the one value msgspec rewrites silently inside typed payloads."""
+def _not_a_number(value: Any) -> tuple[str, str] | None:
+    """Where a typed payload has the one value that msgspec rewrites silently, or None."""
+    items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, float) and not isfinite(value):
-        raise InvalidPayload(f"{where} is {value}, which JSON has no word for; send None or a string")
+        return "", f"is {value}, which JSON has no word for; send None or a string"
     if isinstance(value, dict):
-        for key, item in value.items():
-            _refuse_nan(item, f"{where}.{key}")
+        items = ((f".{key}", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        for n, item in enumerate(value):
-            _refuse_nan(item, f"{where}[{n}]")
+        items = ((f"[{n}]", item) for n, item in enumerate(value))
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            _refuse_nan(getattr(value, name), f"{where}.{name}")
+        items = ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     elif hasattr(type(value), "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            _refuse_nan(getattr(value, name), f"{where}.{name}")
+        items = ((f".{name}", getattr(value, name)) for name in value.__dataclass_fields__)
+    for step, item in items:
+        if problem := _not_a_number(item):
+            return step + problem[0], problem[1]
+    return None

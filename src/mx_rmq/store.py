@@ -247,13 +247,13 @@ class Store:
         """The server's refusal in our words. Scripts check before they write, so nothing was written."""
         text = str(error)
         if "WRONGTYPE" in text:
-            wrong = [
-                f"{key} is a {found}, not a {kind}"
-                for key, (_, kind) in zip(keys, script.keys, strict=True)
-                if (found := (await self.commands.execute_command("TYPE", key)).decode()) not in (kind, "none")
-            ]
+            wrong = []
+            for key, (_, kind) in zip(keys, script.keys, strict=True):
+                found = (await self.commands.execute_command("TYPE", key)).decode()
+                if found not in (kind, "none"):
+                    wrong.append(f"{key} is a {found}, not a {kind}")
             what = "; ".join(wrong) or "a key of the queue has the wrong type"
-            return WrongKeyType(f"{script.name}: {what}. Something else wrote there; rename or delete that key")
+            return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
         if "OOM" in text:
             return OutOfMemory(
                 f"{script.name}: the server reached its maxmemory and stores nothing more; "
