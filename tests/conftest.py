@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.keys import Keys
+from mx_rmq.store import Store
+from tests.harness import Clock, server_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(scope="session", params=server_binaries().items(), ids=lambda item: item[0])
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A private server of each kind at hand, shared by all tests."""
+    _, binary = request.param
+    with EmbeddedServer.open(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
+    """A client of an empty server."""
+    async with Redis(unix_socket_path=str(server.socket)) as client:
+        await client.flushall()
+        await client.script_flush()
+        yield client
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys("q")
+
+
+@pytest.fixture
+def store(redis: Redis, keys: Keys, clock: Clock) -> Store:
+    return Store(redis, keys, now=clock)

@@ -1,0 +1,81 @@
+"""What the tests share: real servers, a clock they own, and the whole state of a queue."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.embedded import find_binary
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+START_US = 1_763_230_000_000_000
+"""An instant (2025-11-15) at which every test's clock starts."""
+
+BOOKKEEPING = ("topics", "counters", "call")
+"""Parts that tools need and correctness does not: left out of a state unless asked for."""
+
+
+def server_binaries() -> dict[str, Path]:
+    """The servers at hand: the bundled Valkey always, ``redis-server`` where it is installed."""
+    binaries = {"valkey": find_binary()}
+    if redis := shutil.which("redis-server"):
+        binaries["redis"] = Path(redis)
+    return binaries
+
+
+class Clock:
+    """The time of the scripts in µs; every look at it moves it on by one, as time does."""
+
+    def __init__(self) -> None:
+        self.us = START_US
+
+    def __call__(self) -> int:
+        self.us += 1
+        return self.us
+
+    @property
+    def ms(self) -> int:
+        return self.us // 1000
+
+    def advance(self, seconds: float) -> None:
+        self.us += round(seconds * 1_000_000)
+
+
+async def read_state(redis: Redis, *, prefix: str = "mx-rmq:{q}:", tools: bool = False) -> dict[str, Any]:
+    """Everything the server holds, by key without the queue's prefix.
+
+    A key of another queue keeps its whole name. Lists are shown head first: in the order in which
+    they will be claimed.
+    """
+    state: dict[str, Any] = {}
+    for raw in await redis.keys("*"):
+        key = raw.decode()
+        name = key.removeprefix(prefix)
+        if not tools and name.split(":")[0] in BOOKKEEPING:
+            continue
+        state[name] = await read_key(redis, key)
+    return state
+
+
+async def read_key(redis: Redis, key: str) -> Any:
+    kind = (await redis.type(key)).decode()
+    command: dict[str, tuple[Any, ...]] = {
+        "hash": ("HGETALL", key),
+        "zset": ("ZRANGE", key, 0, -1, "WITHSCORES"),
+        "list": ("LRANGE", key, 0, -1),
+        "set": ("SMEMBERS", key),
+        "string": ("GET", key),
+    }
+    reply = await redis.execute_command(*command[kind])
+    if kind == "hash":
+        return {field.decode(): value.decode(errors="replace") for field, value in reply.items()}
+    if kind == "zset":
+        return {member.decode(): float(score) for member, score in reply}
+    if kind == "list":
+        return [item.decode() for item in reversed(reply)]
+    if kind == "set":
+        return {item.decode() for item in reply}
+    return reply.decode()
