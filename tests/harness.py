@@ -44,6 +44,15 @@ class Clock:
         self.us += round(seconds * 1_000_000)
 
 
+async def command(redis: Redis, *args: Any) -> Any:
+    """Send any command; redis-py's own types say less than the tests know."""
+    return await redis.execute_command(*args)
+
+
+async def all_keys(redis: Redis) -> list[str]:
+    return [key.decode() for key in await command(redis, "KEYS", "*")]
+
+
 async def read_state(redis: Redis, *, prefix: str = "mx-rmq:{q}:", tools: bool = False) -> dict[str, Any]:
     """Everything the server holds, by key without the queue's prefix.
 
@@ -51,8 +60,7 @@ async def read_state(redis: Redis, *, prefix: str = "mx-rmq:{q}:", tools: bool =
     they will be claimed.
     """
     state: dict[str, Any] = {}
-    for raw in await redis.keys("*"):
-        key = raw.decode()
+    for key in await all_keys(redis):
         name = key.removeprefix(prefix)
         if not tools and name.split(":")[0] in BOOKKEEPING:
             continue
@@ -61,15 +69,15 @@ async def read_state(redis: Redis, *, prefix: str = "mx-rmq:{q}:", tools: bool =
 
 
 async def read_key(redis: Redis, key: str) -> Any:
-    kind = (await redis.type(key)).decode()
-    command: dict[str, tuple[Any, ...]] = {
+    kind = (await command(redis, "TYPE", key)).decode()
+    reads: dict[str, tuple[Any, ...]] = {
         "hash": ("HGETALL", key),
         "zset": ("ZRANGE", key, 0, -1, "WITHSCORES"),
         "list": ("LRANGE", key, 0, -1),
         "set": ("SMEMBERS", key),
         "string": ("GET", key),
     }
-    reply = await redis.execute_command(*command[kind])
+    reply = await command(redis, *reads[kind])
     if kind == "hash":
         return {field.decode(): value.decode(errors="replace") for field, value in reply.items()}
     if kind == "zset":

@@ -246,7 +246,7 @@ class Store:
     async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
         """The server's refusal in our words. Scripts check before they write, so nothing was written."""
         text = str(error)
-        if "WRONGTYPE" in text:
+        if "WRONGTYPE Operation" in text:
             wrong = []
             for key, (_, kind) in zip(keys, script.keys, strict=True):
                 found = (await self.commands.execute_command("TYPE", key)).decode()
@@ -254,7 +254,8 @@ class Store:
                     wrong.append(f"{key} is a {found}, not a {kind}")
             what = "; ".join(wrong) or "a key of the queue has the wrong type"
             return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
-        if "OOM" in text:
+        # Not "OOM": redis-py cuts that word off, and TOOMANY has it in the middle.
+        if "command not allowed when used memory" in text:
             return OutOfMemory(
                 f"{script.name}: the server reached its maxmemory and stores nothing more; "
                 "raise maxmemory or let workers catch up, then send again"

@@ -9,6 +9,7 @@ from mx_rmq.audit import audit
 from mx_rmq.ids import new_id
 from mx_rmq.message import Death, Message, encode_death, encode_message, encode_payload
 from mx_rmq.records import NewMessage, Stored
+from tests.harness import command as send
 from tests.harness import read_state
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ async def test_whatever_is_stray_is_named_and_mended(
 ) -> None:
     """One repair is enough, and every message whose body is still there runs afterwards."""
     await a_full_queue(store)
-    await redis.execute_command(*command)
+    await send(redis, *command)
 
     report = await audit(store, repair=True)
     assert {finding.kind for finding in report.findings} == findings

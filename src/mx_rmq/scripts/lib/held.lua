@@ -4,6 +4,7 @@
 local function held(payload, processing, first, step)
   local ids, status, seen = batch(first, step), {}, {}
   if #ids == 0 then return ids, status, {} end
+  redis.call('HLEN', payload)
   local leases = redis.call('HMGET', processing, unpack(ids))
   for n, id in ipairs(ids) do
     local lease, token = leases[n], ARGV[first + (n - 1) * step + 1]
