@@ -31,6 +31,18 @@ class LeaseLost(MxRmqError):
     """The lease ran out; the message belongs to someone else now."""
 
 
+class ServerUnavailable(MxRmqError, ConnectionError):
+    """The server cannot be reached or does not answer; the call may be sent again."""
+
+
+class UnsafeServer(MxRmqError):
+    """The start-up check found a server that could lose messages, and was told to refuse it."""
+
+
+class NoHandler(MxRmqError, LookupError):
+    """A worker was started without a handler, or a topic has none."""
+
+
 class StoreError(MxRmqError):
     """The server refused a transition; nothing was written."""
 
@@ -45,3 +57,23 @@ class WrongKeyType(StoreError):
 
 class EmbeddedServerError(MxRmqError):
     """The bundled server could not be found, started or reached."""
+
+
+class RetryLater(MxRmqError):
+    """Raised by a handler: try this message again, after *delay* seconds.
+
+    It counts as a failed attempt; without a delay the retry policy says how long to wait.
+    """
+
+    def __init__(self, delay: float | None = None, reason: str = "the handler asked for it") -> None:
+        super().__init__(reason)
+        self.delay = delay
+        self.reason = reason
+
+
+class Dead(MxRmqError):
+    """Raised by a handler: this message can never succeed, keep it in the DLQ."""
+
+    def __init__(self, reason: str = "the handler gave it up") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -38,6 +38,8 @@ QUEUE_PARTS: Final = {
     "topics": "set",
     "paused": "set",
     "counters": "hash",
+    "workers": "hash",
+    "workers_seen": "zset",
 }
 """What every queue has once, with its Redis type."""
 

@@ -38,7 +38,7 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     headers: dict[str, str] = {}
     created_at: float
     ttl: float | None = None
-    dedup_for: float = 0.0
+    dedup_for: float | None = None
     attempts: int = 0
     """Deliveries that failed, by exception or timeout."""
     crashes: int = 0
@@ -48,9 +48,24 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def remember(self, attempt: Attempt) -> None:
         """Append to the history, which keeps the latest entries only."""
-        cut = attempt.error if len(attempt.error) <= ERROR_LIMIT else attempt.error[: ERROR_LIMIT - 1] + "…"
-        attempt.error = cut
+        attempt.error = shorten(attempt.error)
         self.history = [*self.history, attempt][-HISTORY_LIMIT:]
+
+
+def shorten(text: str) -> str:
+    """An error's text, cut to what is kept of it."""
+    return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
+
+
+def describe(error: BaseException) -> str:
+    """An error in one short text: its class and what it says."""
+    try:
+        said = str(error)
+    except Exception:  # a handler's own exception may fail even at this
+        said = "(its text cannot be read)"
+    name = type(error).__name__
+    text = f"{name}: {said}" if said else name
+    return shorten(text.encode(errors="replace").decode())
 
 
 class Death(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -27,7 +27,7 @@ from mx_rmq.records import (
 from mx_rmq.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from enum import IntEnum
 
     from mx_rmq.keys import Keys
@@ -43,7 +43,7 @@ Status = TypeVar("Status", bound="IntEnum")
 class Commands(Protocol):
     """What the store needs of a connection; ``redis.asyncio.Redis`` has it."""
 
-    async def execute_command(self, *args: Any) -> Any:
+    def execute_command(self, *args: Any) -> Awaitable[Any]:
         """Send one command and return its reply, strings as bytes."""
 
 
@@ -83,7 +83,7 @@ class Store:
         A *call* named by a *producer* may be sent again after a lost reply: it is answered, not done
         again, even if its messages have been completed meanwhile.
         """
-        self._check_new(topic, messages)
+        self._check_new(topic, messages, producer, call)
         args: list[Any] = [topic, call, self.max_bytes]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), message.body)
@@ -94,7 +94,7 @@ class Store:
         self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
     ) -> list[Stored]:
         """Store messages that become pending after their delay."""
-        self._check_new(topic, messages)
+        self._check_new(topic, messages, producer, call)
         args: list[Any] = [topic, call, self.max_bytes]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), _ms(message.delay), message.body)
@@ -103,7 +103,7 @@ class Store:
 
     async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
         """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
-        args = (topic, limit, _ms(lease), holder)
+        args = (topic, limit, _ms(lease), check_name("worker", holder))
         now, left, *cells = await self._run("claim_message", args, topic)
         deliveries = [
             Delivery(id_.decode(), topic, token.decode(), body, _instant(expires))
@@ -148,7 +148,7 @@ class Store:
 
     async def take_over(self, limit: int, *, lease: float, holder: str) -> Overdue:
         """Take over, as *holder*, what ran past its deadline."""
-        args = (self.keys.prefix, limit, _ms(lease), holder)
+        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder))
         now, cells, cleaned, poisoned = await self._run("handle_timeout_message", args)
         taken = [
             Takeover(
@@ -213,6 +213,14 @@ class Store:
         """Deliver a paused topic again; False if it was not paused."""
         return bool(await self._run("resume_topic", (topic,), topic))
 
+    async def wake(self, topic: str) -> None:
+        """Pass on a wake token that its taker cannot use."""
+        await self._run("wake_topic", (), topic)
+
+    async def register_worker(self, worker: str, facts: bytes, *, silence: float) -> int:
+        """Say that a worker lives, or with empty facts that it leaves; forget those silent for long."""
+        return int(await self._run("register_worker", (worker, facts, _ms(silence))))
+
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
     ) -> list[Verdict]:
@@ -262,15 +270,27 @@ class Store:
             )
         return StoreError(f"{script.name}: {text}")
 
-    def _check_new(self, topic: str, messages: Sequence[NewMessage]) -> None:
+    def _check_new(self, topic: str, messages: Sequence[NewMessage], producer: str, call: str) -> None:
         check_name("topic", topic)
+        if call:  # the memory of a call is read word by word, and is nobody else's
+            check_name("producer", producer)
+            check_name("call", call)
         for message in messages:
             check_name("message id", message.id)
-            if len(message.body) > self.max_bytes:
-                raise MessageTooLarge(
-                    f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
-                    f"the limit is {self.max_bytes}; store large data elsewhere and send a reference"
-                )
+            check_size(topic, message, self.max_bytes)
+
+
+def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
+    """Refuse a message that is larger than it may be.
+
+    Raises:
+        MessageTooLarge: names it, its size and the limit.
+    """
+    if len(message.body) > max_bytes:
+        raise MessageTooLarge(
+            f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
+            f"the limit is {max_bytes}; store large data elsewhere and send a reference"
+        )
 
 
 def _ms(seconds: float) -> int:

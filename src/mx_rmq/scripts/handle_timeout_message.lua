@@ -9,9 +9,9 @@
 --          (cause: 'lapsed' | 'expired'), ids whose leftovers were cleaned up, ids put off for a
 --          minute because their topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock digits count lease drop_hint relieve
+-- Uses     clock digits bounded count lease drop_hint relieve
 local payload, monitor, delay_tasks, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local prefix, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local prefix, limit, lease_ms, holder = ARGV[1], bounded(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 local now = digits(now_us)
@@ -39,11 +39,13 @@ for _, id in ipairs(late) do
   else
     local previous, cause = '-', 'expired'
     local leased, lane = string.match(keep or '', '^(%d+) (%S+)')
-    local expires = digits(now_ms)
+    local expires
     if lease then
       leased, lane, expires = kept(lease)
       previous, cause = string.match(lease, '^%S+ %S+ %S+ (%S+) (%S+)')
       if cause ~= 'expired' then cause = 'lapsed' end
+    else
+      expires = digits(redis.call('ZSCORE', monitor, id))
     end
     local token = ((leased or 0) + 1) .. '@' .. now
     leases[#leases + 1] = {

@@ -6,10 +6,10 @@
 --          ids whose leftovers were cleaned up, ids put off for a minute because their topic is
 --          missing or a key of it has the wrong type
 -- Keeps    I1 I2 I6 I7 I8
--- Uses     clock count wake relieve
+-- Uses     clock bounded count wake relieve
 local payload, delay_tasks, monitor = KEYS[1], KEYS[2], KEYS[3]
 local delay_wake, counters = KEYS[4], KEYS[5]
-local prefix, limit = ARGV[1], tonumber(ARGV[2])
+local prefix, limit = ARGV[1], bounded(ARGV[2])
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 local put_off_ms = 60000

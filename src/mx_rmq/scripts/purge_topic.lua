@@ -5,9 +5,9 @@
 -- ARGV     topic, limit; now_us
 -- Returns  how many messages were withdrawn, how many entries are left; ask again while some are
 -- Keeps    I1 I2 I3 I6 I8
--- Uses     clock count
+-- Uses     clock bounded count
 local payload, monitor, processing, wake_list, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[7], KEYS[8]
-local topic, limit = ARGV[1], tonumber(ARGV[2])
+local topic, limit = ARGV[1], bounded(ARGV[2])
 
 redis.call('HLEN', payload)
 redis.call('ZCARD', monitor)

@@ -2,17 +2,17 @@
 -- KEYS     1 dlq zset   2 dlq_payload hash   3 counters hash
 -- ARGV     max_age_ms, max_count, limit; now_us
 --          ('inf' for no bound)
--- Returns  how many were deleted; ask again while it equals the limit
+-- Returns  how many were deleted; ask again while it equals the limit (1,000 at most)
 -- Keeps    I1 I6 I7 I8
--- Uses     clock digits count bury
+-- Uses     clock digits bounded count bury
 local dlq, dlq_payload, counters = KEYS[1], KEYS[2], KEYS[3]
-local max_age_ms, max_count, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_age_ms, max_count, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), bounded(ARGV[3])
 local now_us = clock()
 
 local excess = redis.call('ZCARD', dlq) - max_count
 redis.call('HLEN', dlq_payload)
 local ids = {}
-if excess > 0 then ids = redis.call('ZRANGE', dlq, 0, math.min(excess, limit) - 1) end
+if excess > 0 and limit > 0 then ids = redis.call('ZRANGE', dlq, 0, math.min(excess, limit) - 1) end
 if #ids < limit and max_age_ms < math.huge then
   local oldest = digits(math.floor(now_us / 1000) - max_age_ms)
   local old = redis.call('ZRANGE', dlq, '-inf', '(' .. oldest, 'BYSCORE', 'LIMIT', 0, limit)

@@ -1,0 +1,148 @@
+"""A state in which every script finds something to do, and a call of each that does it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.records import NewMessage, Replay, Suspect
+from tests.scripts.states import (
+    NOW,
+    awake,
+    counted,
+    dead,
+    delayed,
+    delivery,
+    everything,
+    leased,
+    pending,
+    seed,
+    together,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.store import Store
+    from tests.harness import Clock
+
+SOON = NOW + 500
+"""Passed for those calls that move the clock on by a second."""
+
+
+def topic_of(name: str) -> dict[str, Any]:
+    """A topic with messages in every place, in every lane, overdue soon and not; ids end in its name."""
+    return together(
+        pending(f"p1-{name}", name, expires=NOW + 90_000),
+        pending(f"p2-{name}", name, expires=SOON, leased=1),
+        pending(f"p3-{name}", name),
+        pending(f"high-{name}", name, lane="high", leased=2),
+        pending(f"low-{name}", name, lane="low", expires=SOON),
+        leased(f"l1-{name}", name, token="1@5"),
+        leased(f"l2-{name}", name, token="3@6", lane="high", expires=NOW + 90_000, before=2),
+        leased(f"lapsed-{name}", name, ends=SOON),
+        delayed(f"d1-{name}", name, due=SOON, lane="high", expires=NOW + 90_000, leased=1),
+        delayed(f"d2-{name}", name, due=SOON),
+        delayed(f"d3-{name}", name, due=SOON, lane="low"),
+        delayed(f"later-{name}", name, due=NOW + 90_000),
+        dead(f"x1-{name}", name, died=NOW - 9),
+        dead(f"x2-{name}", name, died=NOW - 8),
+    )
+
+
+def rich_state() -> dict[str, Any]:
+    """Two topics, everything tools keep, and some damage for those scripts that clean up."""
+    state = together(
+        topic_of("t"),
+        topic_of("u"),
+        awake("u"),
+        counted({"t:produced": 14, "u:produced": 14}),
+        {
+            "topics": {"t", "u"},
+            "paused": {"v"},
+            "done": {"old": float(SOON), "young": NOW + 90_000.0},
+            "call:p": "before 1",
+            "workers": {"silent": "facts"},
+            "workers_seen": {"silent": NOW - 90_000.0},
+        },
+        # damage: a body in no place, leftovers of a lease and of a delay
+        {
+            "payload": {"lost": "x", "lost:queue": "t", "stray:queue": "t", "ghost:keep": "0 normal inf"},
+            "all_expire_monitor": {"stray": float(SOON)},
+            "delay_tasks": {"ghost": float(SOON)},
+        },
+    )
+    state["t:processing"]["stray"] = "1@5 normal inf w run"
+    return state
+
+
+LANED = [
+    NewMessage("n1", b"1", "normal", 5.0, 0.1),
+    NewMessage("n2", b"2", "high"),
+    NewMessage("n3", b"3", "low"),
+]
+HELD = [delivery("l1-t", token="1@5"), delivery("l2-t", token="3@6")]
+
+
+def later(call: Callable[[Store], Awaitable[object]]) -> Callable[[Store, Clock], Awaitable[object]]:
+    async def run(store: Store, clock: Clock) -> object:
+        clock.advance(1)
+        return await call(store)
+
+    return run
+
+
+CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
+    "produce_normal_message": lambda store, _: store.produce("t", LANED, producer="p", call="c"),
+    "produce_delay_message": lambda store, _: store.produce_delayed("t", LANED, producer="p", call="c"),
+    "claim_message": lambda store, _: store.claim("t", 4, lease=15, holder="w"),
+    "extend_lease": lambda store, _: store.extend("t", HELD, lease=99),
+    "complete_message": lambda store, _: store.complete("t", [(each, 60.0) for each in HELD]),
+    "retry_message": lambda store, _: store.retry("t", [(each, 0.1, b"again") for each in HELD]),
+    "release_message": lambda store, _: store.release("t", HELD),
+    "move_to_dlq": lambda store, _: store.move_to_dlq("t", [(each, b"final", b"why") for each in HELD]),
+    "handle_timeout_message": later(lambda store: store.take_over(100, lease=20, holder="m")),
+    "get_next_delay_task": lambda store, _: store.next_delay(),
+    "process_delay_message": later(lambda store: store.promote()),
+    "replay_dlq": lambda store, _: store.replay(
+        [Replay("x1-t"), Replay("x2-t", b"new", "high"), Replay("x1-u", b"", "low", 9.0), Replay("x2-u")]
+    ),
+    "delete_dlq": lambda store, _: store.delete_dead(["x1-t", "x2-u", "nobody"]),
+    "trim_dlq": lambda store, _: store.trim_dead(max_count=1),
+    "cancel_message": lambda store, _: store.cancel(
+        ["p1-t", "high-t", "low-t", "d1-t", "l1-t", "p3-u", "d2-u", "x1-t", "nobody"]
+    ),
+    "purge_topic": lambda store, _: store.purge("t"),
+    "pause_topic": lambda store, _: store.pause("t"),
+    "resume_topic": lambda store, _: store.resume("v"),
+    "mend_message": lambda store, _: store.examine(
+        [Suspect("lost", listed=False), Suspect("stray"), Suspect("ghost"), Suspect("p1-u")], mend=True
+    ),
+    "wake_topic": lambda store, _: store.wake("t"),
+    "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
+}
+
+TOPIC_OF = {"resume_topic": "v"}
+"""The topic of each call, where it is not ``t``."""
+
+_results: dict[tuple[str, str], tuple[object, dict[str, Any]]] = {}
+
+
+async def healthy(script: str, store: Store, redis: Redis, clock: Clock) -> tuple[object, dict[str, Any]]:
+    """The answer and the state that a call gives where nothing is wrong; the server then has the rich state.
+
+    Each call is made once per server, which is all that makes a difference.
+    """
+    key = (redis.connection_pool.connection_kwargs["path"], script)
+    if key not in _results:
+        start = clock.us
+        await seed(redis, rich_state())
+        answer = await CALLS[script](store, clock)
+        _results[key] = answer, await everything(redis)
+        clock.us = start
+        await redis.flushall()
+    await seed(redis, rich_state())
+    answer, state = _results[key]
+    return answer, deepcopy(state)

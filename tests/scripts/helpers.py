@@ -1,0 +1,116 @@
+"""Short words for what the tests of the scripts do again and again."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.records import NewMessage, Stored
+from mx_rmq.scripts import SCRIPTS
+from tests.harness import read_state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.records import Delivery
+    from mx_rmq.store import Store
+    from tests.harness import Clock
+
+TOPIC = "orders"
+PREFIX = "mx-rmq:{q}:"
+
+
+def new(id_: str, **options: Any) -> NewMessage:
+    """A message whose body says whose it is."""
+    return NewMessage(id_, b"body of " + id_.encode(), **options)
+
+
+def names(count: int) -> list[str]:
+    """That many ids."""
+    return [f"m{n}" for n in range(1, count + 1)]
+
+
+async def produce(store: Store, *ids: str, topic: str = TOPIC, **options: Any) -> None:
+    """Make messages pending, at most 1,000."""
+    stored = await store.produce(topic, [new(id_, **options) for id_ in ids])
+    assert stored == [Stored.STORED] * len(ids)
+
+
+async def delay(store: Store, *ids: str, delay: float, topic: str = TOPIC, **options: Any) -> None:
+    """Store messages that are due after *delay* seconds, at most 1,000."""
+    stored = await store.produce_delayed(topic, [new(id_, delay=delay, **options) for id_ in ids])
+    assert stored == [Stored.STORED] * len(ids)
+
+
+async def claim(
+    store: Store, limit: int = 1000, *, topic: str = TOPIC, lease: float = 15.0, holder: str = "w1"
+) -> list[Delivery]:
+    """Lease what is pending."""
+    return (await store.claim(topic, limit, lease=lease, holder=holder)).deliveries
+
+
+async def lease(store: Store, *ids: str, topic: str = TOPIC, **options: Any) -> list[Delivery]:
+    """Produce messages and claim them at once."""
+    await produce(store, *ids, topic=topic, **options)
+    deliveries = await claim(store, topic=topic)
+    assert [delivery.id for delivery in deliveries] == list(ids)
+    return deliveries
+
+
+async def take_over(store: Store, clock: Clock, *, holder: str = "monitor") -> list[Delivery]:
+    """Let an hour pass, so that every lease is lapsed, and take over what it was for."""
+    clock.advance(3600)
+    return [taken.delivery for taken in (await store.take_over(1000, lease=15.0, holder=holder)).taken]
+
+
+async def call(redis: Redis, name: str, keys: list[str], *args: Any) -> Any:
+    """Run a script past every check of the client; keys without the queue's prefix."""
+    full = [PREFIX + key for key in keys]
+    return await redis.execute_command("EVAL", SCRIPTS[name].text, len(full), *full, *args)
+
+
+def keys_of(name: str, topic: str = TOPIC, producer: str = "p1") -> list[str]:
+    """The keys a script's header asks for, without the queue's prefix."""
+    by_topic = ("pending", "pending:high", "pending:low", "processing", "wake")
+    return [
+        f"{topic}:{key}" if key in by_topic else f"call:{producer}" if key == "call" else key
+        for key, _ in SCRIPTS[name].keys
+    ]
+
+
+async def count_of(redis: Redis, clock: Clock, topic: str = TOPIC) -> dict[str, int]:
+    """The topic's counters, if those of its lifetime and of this one minute agree."""
+    state = await read_state(redis, tools=True)
+    lifetime = state.get("counters", {})
+    assert state.get(f"counters:{clock.us // 60_000_000}", {}) == lifetime
+    return {
+        field.removeprefix(topic + ":"): int(value)
+        for field, value in lifetime.items()
+        if field.startswith(topic + ":")
+    }
+
+
+@asynccontextmanager
+async def unchanged(redis: Redis) -> AsyncIterator[None]:
+    """What happens inside writes nothing, not even a counter (I4, I5, I6)."""
+    before = await read_state(redis, tools=True)
+    yield
+    assert await read_state(redis, tools=True) == before
+
+
+@asynccontextmanager
+async def out_of_memory(redis: Redis) -> AsyncIterator[None]:
+    """Meanwhile the server has reached its maxmemory."""
+    await redis.config_set("maxmemory", "1")
+    try:
+        yield
+    finally:
+        await redis.config_set("maxmemory", "0")
+
+
+async def spoil(redis: Redis, key: str) -> None:
+    """Replace what is at a key (without the queue's prefix) by a value of another type."""
+    await redis.delete(PREFIX + key)
+    await redis.execute_command("RPUSH" if key.startswith("call:") else "SET", PREFIX + key, "something else")

@@ -1,0 +1,526 @@
+"""What a script's header says, what its text does and what the store sends are the same thing."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from mx_rmq import records
+from mx_rmq.keys import QUEUE_PARTS, TOPIC_PARTS, Keys
+from mx_rmq.records import Delivery, NewMessage, Replay, Suspect
+from mx_rmq.scripts import SCRIPTS
+from mx_rmq.store import MAX_BYTES, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from redis.asyncio import Redis
+
+    from tests.harness import Clock
+
+ROOT = files("mx_rmq.scripts")
+SOURCES = {entry.name[:-4]: entry.read_text() for entry in ROOT.iterdir() if entry.name.endswith(".lua")}
+HELPERS = {entry.name[:-4]: entry.read_text() for entry in (ROOT / "lib").iterdir()}
+SECTIONS = ("KEYS", "ARGV", "Returns", "Keeps", "Uses")
+
+LOCALS = {
+    "all_expire_monitor": "monitor",
+    "call": "call_key",
+    "wake": "wake_list",
+    "pending:high": "high",
+    "pending": "normal",
+    "pending:low": "low",
+}
+"""Keys that have another name in the text of the scripts."""
+
+OLDEST = (6, 2)
+"""The oldest server that must run every script."""
+
+
+def code_of(source: str) -> str:
+    """A script's text without its comments."""
+    return re.sub(r"--.*", "", source)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A header, read on its own, not by the loader."""
+
+    name: str
+    does: str
+    sections: dict[str, str]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        found = re.findall(r"(\d+) (\S+) (\w+)", self.sections["KEYS"])
+        assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
+        assert " ".join(" ".join(words) for words in found) == self.sections["KEYS"]
+        return [(key, kind) for _, key, kind in found]
+
+    @property
+    def fixed(self) -> list[str]:
+        """The arguments that come once."""
+        return [name for part in self._arguments if not part.startswith("per ") for name in part.split(", ")]
+
+    @property
+    def group(self) -> list[str]:
+        """The arguments that come once for every message."""
+        parts = [part.split(": ", 1)[1] for part in self._arguments if part.startswith("per ")]
+        assert len(parts) <= 1
+        return parts[0].split(", ") if parts else []
+
+    @property
+    def uses(self) -> list[str]:
+        return self.sections.get("Uses", "").split()
+
+    @property
+    def _arguments(self) -> list[str]:
+        *parts, last = re.sub(r" ?\([^()]*\)", "", self.sections["ARGV"]).split("; ")
+        assert last == "now_us"
+        return parts
+
+
+def read_contract(name: str) -> Contract:
+    header = re.match(r"(?:--.*\n)+", SOURCES[name])
+    assert header, "a script begins with its header"
+    does, *rest = re.split(rf"^-- ({'|'.join(SECTIONS)}) +", header[0], flags=re.MULTILINE)
+    texts = [re.sub(r"\s+", " ", text.replace("\n--", " ")).strip() for text in rest[1::2]]
+    return Contract(name, re.sub(r"\s*\n--\s*", " ", does).strip(), dict(zip(rest[::2], texts, strict=True)))
+
+
+CONTRACTS = {name: read_contract(name) for name in sorted(SOURCES)}
+
+for_every_script = pytest.mark.parametrize("name", sorted(SOURCES))
+
+
+# -- the header and the text
+
+
+@for_every_script
+def test_a_header_says_what_the_script_does_and_has_every_section_in_order(name: str) -> None:
+    contract = CONTRACTS[name]
+    assert re.fullmatch(rf"-- {name}: [a-z].*\.", contract.does)
+    assert tuple(contract.sections) == (SECTIONS if contract.uses else SECTIONS[:-1])
+    assert all(contract.sections.values())
+
+
+@for_every_script
+def test_a_header_cites_invariants_that_there_are(name: str) -> None:
+    cited = re.fullmatch(r"(I[1-8](?: I[1-8])*)(?:; reads only)?", CONTRACTS[name].sections["Keeps"])
+    assert cited
+    numbers = cited[1].split()
+    assert numbers == sorted(set(numbers))
+
+
+@for_every_script
+def test_the_loader_reads_the_header_as_it_is_meant(name: str) -> None:
+    contract, script = CONTRACTS[name], SCRIPTS[name]
+    text = "\n".join([*(HELPERS[helper] for helper in contract.uses), SOURCES[name]])
+    assert script.name == name
+    assert script.text == text
+    assert script.sha == sha1(text.encode()).hexdigest()
+    assert list(script.keys) == contract.keys
+
+
+@for_every_script
+def test_every_key_has_the_type_it_has_everywhere(name: str) -> None:
+    types = TOPIC_PARTS | QUEUE_PARTS | {"call": "string"}
+    assert {key: types.get(key) for key, _ in CONTRACTS[name].keys} == dict(CONTRACTS[name].keys)
+
+
+@for_every_script
+def test_keys_are_unpacked_in_the_order_of_the_header_and_every_one_is_used(name: str) -> None:
+    code, keys = code_of(SOURCES[name]), [key for key, _ in CONTRACTS[name].keys]
+    unpacked: dict[int, str] = {}
+    for left, right in re.findall(r"^local ([\w, ]+) = (KEYS\[\d+\](?:, KEYS\[\d+\])*)$", code, re.MULTILINE):
+        indices = map(int, re.findall(r"\d+", right))
+        for local, index in zip(left.split(", "), indices, strict=True):
+            unpacked[index] = local
+            assert len(re.findall(rf"\b{local}\b", code)) > 1, f"{local} is unpacked and never used"
+    for lane, number in re.findall(r"[{,] (high|normal|low) = KEYS\[(\d+)\]", code):
+        unpacked[int(number)] = lane
+    # A loop over the three lists, which stand side by side.
+    offsets = {int(offset or 0) for offset in re.findall(r"KEYS\[(?:(\d+) \+ )?n\]", code)}
+    ranges = {(int(low), int(high)) for low, high in re.findall(r"for n = (\d+), (\d+) do", code)}
+    looped = {offset + n for offset in offsets for low, high in ranges for n in range(low, high + 1)}
+    assert [keys[index - 1] for index in sorted(looped)] in ([], ["pending:high", "pending", "pending:low"])
+    for index in looped:
+        unpacked.setdefault(index, LOCALS[keys[index - 1]])
+
+    assert unpacked == {n: LOCALS.get(key, key) for n, key in enumerate(keys, 1)}
+    assert len(re.findall(r"KEYS", code)) == len(re.findall(r"KEYS\[(?:\d+|(?:\d+ \+ )?n)\]", code))
+
+
+@for_every_script
+def test_arguments_are_unpacked_in_the_order_of_the_header(name: str) -> None:
+    code, fixed = code_of(SOURCES[name]), CONTRACTS[name].fixed
+    unpacked = []
+    for left, right in re.findall(r"^local ([\w, ]+) = (.*\bARGV\[\d+\].*)$", code, re.MULTILINE):
+        for local, value in zip(left.split(", "), right.split(", "), strict=True):
+            (index,) = re.findall(r"ARGV\[(\d+)\]", value)
+            unpacked.append((int(index), local))
+            assert len(re.findall(rf"\b{local}\b", code)) > 1, f"{local} is unpacked and never used"
+    assert unpacked == [(n, {"mode": "mend"}.get(argument, argument)) for n, argument in enumerate(fixed, 1)]
+    assert len(re.findall(r"ARGV\[\d+\]", code)) == len(fixed)
+
+
+@for_every_script
+def test_the_arguments_of_every_message_are_read_where_the_header_puts_them(name: str) -> None:
+    code, contract = code_of(SOURCES[name]), CONTRACTS[name]
+    place = (len(contract.fixed) + 1, len(contract.group))
+    helpers = re.findall(r"\b(batch|held|admit)\((?:[a-z][a-z_]*, )*(\d+), (\d+)(?:, \w+)*\)", code)
+    reads: set[int] = set()
+    for helper, first, step in helpers:
+        assert (int(first), int(step)) == place
+        reads |= {"batch": {0}, "held": {0, 1}, "admit": {0, 1, place[1] - 1}}[helper]
+    for first, step in re.findall(r"\bat = (\d+) \+ \(n - 1\) \* (\d+)", code):
+        assert (int(first), int(step)) == place
+    reads |= {int(offset) for offset in re.findall(r"ARGV\[at \+ (\d+)\]", code)}
+    for first, step, offset in re.findall(r"ARGV\[(\d+) \+ \(n - 1\) \* (\d+) \+ (\d+)\]", code):
+        assert (int(first), int(step)) == place
+        reads.add(int(offset))
+    assert len(helpers) == (1 if contract.group else 0)
+    assert reads == set(range(len(contract.group)))
+    known = r"ARGV\[(?:\d+|at \+ \d+|\d+ \+ \(n - 1\) \* \d+ \+ \d+)\]"
+    assert len(re.findall("ARGV", code)) == len(re.findall(known, code))
+
+
+def functions_of(helper: str) -> list[str]:
+    return re.findall(r"^local function (\w+)", code_of(HELPERS[helper]), re.MULTILINE)
+
+
+def helpers_called_in(source: str) -> set[str]:
+    code = re.sub(r"\blocal function \w+", "", code_of(source))
+    return {
+        helper
+        for helper in HELPERS
+        if any(re.search(rf"(?<![\w.]){function}\(", code) for function in functions_of(helper))
+    }
+
+
+@for_every_script
+def test_uses_names_exactly_the_helpers_that_are_called(name: str) -> None:
+    """And each stands behind those that it calls itself, since Lua reads from top to bottom."""
+    needed = helpers_called_in(SOURCES[name])
+    while more := {inner for helper in needed for inner in helpers_called_in(HELPERS[helper])} - needed:
+        needed |= more
+    uses = CONTRACTS[name].uses
+    assert sorted(uses) == sorted(needed)
+    for n, helper in enumerate(uses):
+        assert helpers_called_in(HELPERS[helper]) <= set(uses[:n])
+
+
+def test_every_helper_is_used_and_every_function_has_one_home() -> None:
+    assert {helper for contract in CONTRACTS.values() for helper in contract.uses} == set(HELPERS)
+    functions = [function for helper in HELPERS for function in functions_of(helper)]
+    assert len(functions) == len(set(functions)) >= len(HELPERS)
+
+
+# -- the text and the oldest server
+
+
+def commands_in(source: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command of a script, with the words among its arguments."""
+    code = code_of(source)
+    for start in re.finditer(r"redis\.p?call\(", code):
+        depth = 1
+        for token in re.compile(r"'[^']*'|[()]").finditer(code, start.end()):
+            depth += {"(": 1, ")": -1}.get(token[0], 0)
+            if depth == 0:
+                break
+        call = code[start.end() : token.start()]
+        if call != "unpack(command)":  # such commands stand in tables, see below
+            assert re.match(r"'[A-Z]+'", call), f"which command is {call}?"
+            command, *words = re.findall(r"'([A-Z]+)'", call)
+            yield command, words
+    tables = re.findall(r"\{ ('[A-Z]+', [^{}]*)\}", code) if "(unpack(command))" in code else []
+    for table in tables:
+        command, *words = re.findall(r"'([A-Z]+)'", table)
+        yield command, words
+
+
+def pairs(reply: Any) -> dict[bytes, Any]:
+    """A map of the server, which is a flat list in RESP2."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def words_of(arguments: list[Any], since: bytes) -> Iterator[tuple[str, bytes]]:
+    """The words a command knows and since when."""
+    for argument in map(pairs, arguments):
+        known = argument.get(b"since", since)
+        if token := argument.get(b"token"):
+            yield token.decode().upper(), known
+        yield from words_of(argument.get(b"arguments", []), known)
+
+
+def version(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split(b".")))[:2]
+
+
+async def test_every_command_is_known_to_the_oldest_server(redis: Redis) -> None:
+    """The server at hand says since when it knows each command and each word of it."""
+    used = [command for source in [*SOURCES.values(), *HELPERS.values()] for command in commands_in(source)]
+    assert len(used) > 100
+    docs = pairs(await redis.execute_command("COMMAND DOCS", *{command for command, _ in used}))
+    known = {}
+    for command_name, reply in docs.items():
+        doc = pairs(reply)
+        tokens = dict(words_of(doc.get(b"arguments", []), doc[b"since"]))
+        known[command_name.decode().upper()] = (doc[b"since"], tokens)
+    for command, words in used:
+        since, tokens = known[command]
+        assert version(since) <= OLDEST, command
+        for word in words:
+            assert version(tokens[word]) <= OLDEST, f"{command} {word}"
+
+
+@pytest.mark.parametrize("name", sorted({**SOURCES, **HELPERS}))
+def test_the_text_is_plain_lua_of_the_oldest_server(name: str) -> None:
+    """A shebang would make a server without memory refuse even removals; see the findings."""
+    source = {**SOURCES, **HELPERS}[name]
+    code = code_of(source)
+    assert "#!" not in source
+    assert not re.search(r"\bgoto\b|::|//|table\.(?:un)?pack\b|math\.type|utf8\.|bit32\.|<const>", code)
+    assert set(re.findall(r"\bredis\.(\w+)", code)) <= {"call", "pcall"}
+    assert source.isascii() or set(re.findall(r"[^\x00-\x7f]", source)) <= set("µ…")
+    assert source.endswith("\n")
+
+
+# -- the store
+
+
+class Sent(NamedTuple):
+    """One command as the store sent it."""
+
+    command: str
+    script: str
+    keys: list[str]
+    args: list[Any]
+
+
+class Recorder:
+    """Passes commands on to a real server and keeps what they were."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self.sent: list[Sent] = []
+
+    async def execute_command(self, *args: Any) -> Any:
+        command, script, count, *rest = args
+        self.sent.append(Sent(command, script, rest[:count], rest[count:]))
+        return await self._redis.execute_command(*args)
+
+
+class Drive(NamedTuple):
+    """A call of the store, and what the script must get for it, by the names of its header."""
+
+    script: str
+    call: Callable[[Store], Awaitable[Any]]
+    fixed: dict[str, Any]
+    groups: tuple[dict[str, Any], ...] = ()
+
+
+D1 = Delivery("m1", "orders", "1@5", b"old1", 9.0)
+D2 = Delivery("m2", "orders", "2@6", b"old2", 9.0)
+PREFIX = "mx-rmq:{q}:"
+
+DRIVES = {
+    "produce": Drive(
+        "produce_normal_message",
+        lambda store: store.produce(
+            "orders",
+            [NewMessage("m1", b"b1", "high", 1.5), NewMessage("m2", b"b2")],
+            producer="p1",
+            call="c1",
+        ),
+        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES},
+        (
+            {"id": "m1", "lane": "high", "ttl_ms": 1500, "body": b"b1"},
+            {"id": "m2", "lane": "normal", "ttl_ms": "inf", "body": b"b2"},
+        ),
+    ),
+    "produce_delayed": Drive(
+        "produce_delay_message",
+        lambda store: store.produce_delayed(
+            "orders",
+            [NewMessage("m1", b"b1", "low", 1.5, 2.5), NewMessage("m2", b"b2")],
+            producer="p1",
+            call="c1",
+        ),
+        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES},
+        (
+            {"id": "m1", "lane": "low", "ttl_ms": 1500, "delay_ms": 2500, "body": b"b1"},
+            {"id": "m2", "lane": "normal", "ttl_ms": "inf", "delay_ms": 0, "body": b"b2"},
+        ),
+    ),
+    "claim": Drive(
+        "claim_message",
+        lambda store: store.claim("orders", 7, lease=1.5, holder="w1"),
+        {"topic": "orders", "limit": 7, "lease_ms": 1500, "holder": "w1"},
+    ),
+    "extend": Drive(
+        "extend_lease",
+        lambda store: store.extend("orders", [D1, D2], lease=1.5),
+        {"lease_ms": 1500},
+        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+    ),
+    "complete": Drive(
+        "complete_message",
+        lambda store: store.complete("orders", [(D1, 1.5), (D2, 0.0)]),
+        {"topic": "orders"},
+        ({"id": "m1", "token": "1@5", "dedup_ms": 1500}, {"id": "m2", "token": "2@6", "dedup_ms": 0}),
+    ),
+    "retry": Drive(
+        "retry_message",
+        lambda store: store.retry("orders", [(D1, 1.5, b"b1"), (D2, 0.0, b"b2")]),
+        {"topic": "orders"},
+        (
+            {"id": "m1", "token": "1@5", "delay_ms": 1500, "body": b"b1"},
+            {"id": "m2", "token": "2@6", "delay_ms": 0, "body": b"b2"},
+        ),
+    ),
+    "release": Drive(
+        "release_message",
+        lambda store: store.release("orders", [D1, D2]),
+        {"topic": "orders"},
+        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+    ),
+    "move_to_dlq": Drive(
+        "move_to_dlq",
+        lambda store: store.move_to_dlq("orders", [(D1, b"b1", b"why"), (D2, b"", b"")]),
+        {"topic": "orders"},
+        (
+            {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why"},
+            {"id": "m2", "token": "2@6", "body": b"", "error": b""},
+        ),
+    ),
+    "take_over": Drive(
+        "handle_timeout_message",
+        lambda store: store.take_over(7, lease=1.5, holder="w1"),
+        {"prefix": PREFIX, "limit": 7, "lease_ms": 1500, "holder": "w1"},
+    ),
+    "next_delay": Drive("get_next_delay_task", lambda store: store.next_delay(), {}),
+    "promote": Drive("process_delay_message", lambda store: store.promote(7), {"prefix": PREFIX, "limit": 7}),
+    "replay": Drive(
+        "replay_dlq",
+        lambda store: store.replay([Replay("m1", b"b1", "low", 1.5, 2.5), Replay("m2")]),
+        {"prefix": PREFIX},
+        (
+            {"id": "m1", "died_ms": 2500, "lane": "low", "ttl_ms": 1500, "body": b"b1"},
+            {"id": "m2", "died_ms": "", "lane": "normal", "ttl_ms": "inf", "body": b""},
+        ),
+    ),
+    "delete_dead": Drive(
+        "delete_dlq", lambda store: store.delete_dead(["m1", "m2"]), {}, ({"id": "m1"}, {"id": "m2"})
+    ),
+    "trim_dead": Drive(
+        "trim_dlq",
+        lambda store: store.trim_dead(max_age=1.5, limit=7),
+        {"max_age_ms": 1500, "max_count": "inf", "limit": 7},
+    ),
+    "cancel": Drive(
+        "cancel_message",
+        lambda store: store.cancel(["m1", "m2"]),
+        {"prefix": PREFIX},
+        ({"id": "m1"}, {"id": "m2"}),
+    ),
+    "purge": Drive("purge_topic", lambda store: store.purge("orders", 7), {"topic": "orders", "limit": 7}),
+    "pause": Drive("pause_topic", lambda store: store.pause("orders"), {"topic": "orders"}),
+    "resume": Drive("resume_topic", lambda store: store.resume("orders"), {"topic": "orders"}),
+    "wake": Drive("wake_topic", lambda store: store.wake("orders"), {}),
+    "register_worker": Drive(
+        "register_worker",
+        lambda store: store.register_worker("w1", b"{}", silence=1.5),
+        {"worker": "w1", "facts": b"{}", "silence_ms": 1500},
+    ),
+    "examine": Drive(
+        "mend_message",
+        lambda store: store.examine(
+            [Suspect("m1", "orders", False, "mails"), Suspect("m2")], mend=True, lease=1.5
+        ),
+        {"prefix": PREFIX, "mode": "mend", "lease_ms": 1500},
+        (
+            {"id": "m1", "found_in": "orders", "listed": 0, "fallback": "mails"},
+            {"id": "m2", "found_in": "", "listed": 1, "fallback": "unknown"},
+        ),
+    ),
+}
+
+for_every_method = pytest.mark.parametrize("method", DRIVES)
+
+
+def test_every_script_has_one_method_of_the_store_and_every_method_a_script() -> None:
+    methods = {
+        name
+        for name, member in vars(Store).items()
+        if inspect.iscoroutinefunction(member) and not name.startswith("_")
+    }
+    assert set(DRIVES) == methods
+    assert sorted(drive.script for drive in DRIVES.values()) == sorted(SOURCES)
+
+
+@for_every_method
+async def test_the_store_sends_what_the_header_asks_for(method: str, redis: Redis, clock: Clock) -> None:
+    recorder = Recorder(redis)
+    drive = DRIVES[method]
+    contract = CONTRACTS[drive.script]
+    await drive.call(Store(recorder, Keys("q"), now=clock))
+
+    sent = recorder.sent[0]
+    assert sent.script == SCRIPTS[drive.script].sha
+    assert sent.keys == [
+        PREFIX + (f"orders:{key}" if key in TOPIC_PARTS else "call:p1" if key == "call" else key)
+        for key, _ in contract.keys
+    ]
+    assert list(drive.fixed) == contract.fixed
+    assert [list(group) for group in drive.groups] == [contract.group] * (2 if contract.group else 0)
+    per_message = [value for group in drive.groups for value in group.values()]
+    assert sent.args == [*drive.fixed.values(), *per_message, clock.us]
+
+
+@for_every_method
+async def test_a_script_the_server_does_not_know_is_sent_once_in_full(method: str, redis: Redis) -> None:
+    """Every test begins with a server without scripts, as after a restart or a failover."""
+    recorder = Recorder(redis)
+    drive = DRIVES[method]
+    store = Store(recorder, Keys("q"))
+    await drive.call(store)
+    await drive.call(store)
+    first, full, second = recorder.sent
+    assert [first.command, full.command, second.command] == ["EVALSHA", "EVAL", "EVALSHA"]
+    assert full.script == SCRIPTS[drive.script].text
+    assert (first.keys, first.args) == (full.keys, full.args) == (second.keys, second.args)
+    assert first.args[-1] == "", "in production the server's clock counts"
+
+
+def status_of(method: str) -> type[IntEnum] | None:
+    answer = inspect.signature(getattr(Store, method)).return_annotation
+    found = re.fullmatch(r"list\[(\w+)\]", answer)
+    kind = getattr(records, found[1]) if found else None
+    return kind if kind is not None and issubclass(kind, IntEnum) else None
+
+
+@pytest.mark.parametrize("method", [method for method in DRIVES if status_of(method)])
+def test_the_codes_a_script_returns_are_those_of_the_answer(method: str) -> None:
+    kind = status_of(method)
+    assert kind is not None
+    _, codes = re.split(r"^per (?:message|delivery): ", CONTRACTS[DRIVES[method].script].sections["Returns"])
+    returned = [int(code.split(" ", 1)[0]) for code in codes.split(" | ")]
+    assert returned == sorted(returned, reverse=True)
+    assert set(returned) == {member.value for member in kind}
+
+
+def test_every_kind_of_answer_belongs_to_a_script() -> None:
+    kinds = {
+        kind
+        for kind in vars(records).values()
+        if isinstance(kind, type) and issubclass(kind, IntEnum) and kind is not IntEnum
+    }
+    assert {status_of(method) for method in DRIVES} - {None} == kinds

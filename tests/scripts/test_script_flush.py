@@ -1,0 +1,212 @@
+"""What the server must know and allow: scripts may vanish at any time, and few rights are enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from mx_rmq.errors import StoreError, WrongKeyType
+from mx_rmq.records import NewMessage, Replay, Suspect
+from mx_rmq.scripts import SCRIPTS
+from mx_rmq.store import Store
+from tests.scripts.states import everything
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.keys import Keys
+    from mx_rmq.records import Delivery
+    from mx_rmq.store import Commands
+
+RIGHTS = [
+    *("eval", "evalsha", "type", "time"),
+    *("get", "set", "expire", "del"),
+    *("hget", "hmget", "hset", "hdel", "hexists", "hlen", "hincrby"),
+    *("zadd", "zrem", "zcard", "zscore", "zmscore", "zrange"),
+    *("lpush", "rpush", "lpop", "rpop", "llen", "lindex"),
+    *("sadd", "srem", "sismember"),
+]
+"""All a user needs, on the keys ``mx-rmq:*``; commands inside a script count as the caller's own.
+
+A worker that sleeps on its topics' tokens needs ``blpop`` besides.
+"""
+
+
+async def live(store: Store) -> list[object]:
+    """Every script at least once, and what each said; the server's own clock will do.
+
+    A lease of 0 seconds has lapsed and a delay of 0 seconds is due at once, so nothing waits.
+    """
+    said: list[object] = []
+
+    def note(value: object) -> None:
+        said.append(value)
+
+    async def claim(lease: float = 60.0) -> list[Delivery]:
+        claim = await store.claim("t", 10, lease=lease, holder="w")
+        note((claim.paused, claim.left, [each.id for each in claim.deliveries]))
+        return claim.deliveries
+
+    new = [NewMessage("a", b"a", "high"), NewMessage("b", b"b", ttl=3600.0), NewMessage("c", b"c", "low")]
+    note(await store.produce("t", new, producer="p", call="1"))
+    note(await store.produce("t", new, producer="p", call="1"))
+    note(await store.produce("t", new))
+    note(await store.produce_delayed("t", [NewMessage("d", b"d"), NewMessage("later", b"", delay=3600.0)]))
+    note((await store.next_delay()).state)
+    note((await store.promote()).promoted)
+
+    note(await store.pause("t"))
+    await claim()
+    note(await store.resume("t"))
+    a, b, d, c = await claim()
+
+    note(await store.extend("t", [a, b], lease=60.0))
+    note(await store.complete("t", [(a, 3600.0), (a, 0.0)]))
+    note(await store.produce("t", new[:1]))
+    note(await store.retry("t", [(b, 0.0, b"again")]))
+    note((await store.promote()).promoted)
+    note(await store.release("t", [c]))
+    b, c = await claim()
+    note(await store.complete("t", [(b, 0.0), (c, 0.0)]))
+
+    note(await store.move_to_dlq("t", [(d, b"", b"why")]))
+    note(await store.replay([Replay("d", ttl=3600.0)]))
+    await claim(lease=0.0)
+    [row] = (await store.take_over(10, lease=60.0, holder="m")).taken
+    note((row.delivery.id, row.cause, row.previous))
+    note(await store.move_to_dlq("t", [(row.delivery, b"", b"why")]))
+    note(await store.delete_dead(["d"]))
+
+    note(await store.produce("t", [NewMessage("e", b"e")]))
+    note(await store.move_to_dlq("t", [(each, b"", b"") for each in await claim()]))
+    note(await store.trim_dead(max_count=0))
+    note(await store.cancel(["later", "e"]))
+    note(await store.produce("t", [NewMessage(id_, b"") for id_ in ("f", "g", "h", "i")]))
+    note(await store.cancel(["f", "i"]))
+    note(await store.purge("t", 1))
+    note(await store.purge("t"))
+    note(await store.examine([Suspect("nobody")], mend=True))
+    note(await store.register_worker("w", b"facts", silence=60.0))
+    note(await store.register_worker("w", b"", silence=60.0))
+    await store.wake("t")
+    await claim()
+    note(await store.promote())
+    return said
+
+
+class Forgetful:
+    """A server that has just been restarted, or whose scripts somebody flushed, before every call."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis: Commands = redis
+        self.sent: list[str] = []
+        self.texts: set[str] = set()
+
+    async def execute_command(self, *args: Any) -> Any:
+        if args[0] == "EVALSHA":
+            await self.redis.execute_command("SCRIPT FLUSH")
+        if args[0] == "EVAL":
+            self.texts.add(args[1])
+        self.sent.append(args[0])
+        return await self.redis.execute_command(*args)
+
+
+async def test_a_whole_life_passes_if_scripts_vanish_before_every_call(
+    store: Store, redis: Redis, keys: Keys
+) -> None:
+    expected = await live(store)
+    await redis.flushall()
+    forgetful = Forgetful(redis)
+    assert await live(Store(forgetful, keys)) == expected
+    assert forgetful.sent == ["EVALSHA", "EVAL"] * (len(forgetful.sent) // 2)
+    assert forgetful.texts == {script.text for script in SCRIPTS.values()}
+
+
+async def test_a_life_leaves_nothing_but_what_it_was_asked_to_remember(store: Store, redis: Redis) -> None:
+    """I2: after a full drain every key is gone, except tools' parts and the id that stays taken."""
+    await live(store)
+    state = await everything(redis)
+    assert {name.split(":")[0] for name in state} == {"done", "topics", "counters", "call"}
+    assert state["done"].keys() == {"a"}
+
+
+async def test_a_script_travels_once_and_is_known_afterwards(redis: Redis, keys: Keys) -> None:
+    """EVAL leaves the script with the server, so that its text is not sent again and again."""
+
+    class Listening(Forgetful):
+        async def execute_command(self, *args: Any) -> Any:
+            self.sent.append(args[0])
+            return await self.redis.execute_command(*args)
+
+    listening = Listening(redis)
+    store = Store(listening, keys)
+    for _ in range(3):
+        await store.next_delay()
+    assert listening.sent == ["EVALSHA", "EVAL", "EVALSHA", "EVALSHA"]
+
+
+@pytest.fixture
+async def user(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Redis]:
+    """A client that may do nothing yet; tests grant rights to it."""
+    commands: Commands = redis
+    await commands.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~mx-rmq:*")
+    client = Redis(unix_socket_path=str(server.socket), username="worker", password="secret")
+    async with client:
+        yield client
+    await redis.acl_deluser("worker")
+
+
+async def grant(redis: Redis, rights: list[str]) -> None:
+    commands: Commands = redis
+    await commands.execute_command("ACL", "SETUSER", "worker", "-@all", *(f"+{right}" for right in rights))
+
+
+async def outcome(store: Store, redis: Redis) -> tuple[object, ...]:
+    """A life, what it leaves for people to see, and what it says of a key of the wrong type."""
+    said = await live(store)
+    state = await everything(redis)
+    minutes = [key async for key in redis.scan_iter("mx-rmq:{q}:counters:*")]
+    kept = [await redis.ttl(key) > 0 for key in minutes]
+    await redis.set("mx-rmq:{q}:delay_tasks", "wrong")
+    with pytest.raises(WrongKeyType) as refusal:
+        await store.next_delay()
+    places = {name.split(":")[0] for name in state}
+    return said, state.get("counters"), state.get("topics"), places, all(kept), str(refusal.value)
+
+
+@pytest.fixture
+async def expected(store: Store, redis: Redis) -> tuple[object, ...]:
+    """The outcome for a user who may do everything; the server is empty again."""
+    key = redis.connection_pool.connection_kwargs["path"]
+    if key not in _outcomes:
+        _outcomes[key] = await outcome(store, redis)
+        await redis.flushall()
+        await redis.script_flush()
+    return _outcomes[key]
+
+
+_outcomes: dict[str, tuple[object, ...]] = {}
+
+
+async def test_these_rights_are_enough_for_a_whole_life(
+    redis: Redis, user: Redis, keys: Keys, expected: tuple[object, ...]
+) -> None:
+    """EVAL brings the scripts in, so nobody needs ``script|load``; TIME is asked of the server."""
+    await grant(redis, RIGHTS)
+    assert await outcome(Store(user, keys), redis) == expected
+
+
+@pytest.mark.parametrize("right", RIGHTS)
+async def test_and_none_of_them_can_be_missing(
+    right: str, redis: Redis, user: Redis, keys: Keys, expected: tuple[object, ...]
+) -> None:
+    await grant(redis, [each for each in RIGHTS if each != right])
+    try:
+        seen: object = await outcome(Store(user, keys), redis)
+    except (StoreError, ResponseError, ValueError) as refusal:  # ValueError: too few deliveries came
+        seen = refusal
+    assert seen != expected
