@@ -1,0 +1,320 @@
+"""Runs histories on a real server beside the reference and checks after every call."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from redis import Redis
+
+from mx_rmq.errors import StoreError
+from mx_rmq.keys import LANES, Keys, Lane
+from mx_rmq.records import Claim, Delivery, NewMessage, Overdue, Replay, Suspect
+from mx_rmq.scripts import SCRIPTS, Script
+from mx_rmq.store import Store
+from tests.harness import Clock
+from tests.model.histories import (
+    Again,
+    Audit,
+    FlushScripts,
+    Monitor,
+    NextDelay,
+    Operate,
+    Pass,
+    Produce,
+    Promote,
+    Purge,
+    Refused,
+    Revive,
+    Settle,
+    Stir,
+    Switch,
+    Take,
+    Trim,
+    Twice,
+)
+from tests.model.invariants import IDS, READ, TOPICS, State, check
+from tests.model.reference import Reference, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+SETTLING: Final = frozenset(("extend", "complete", "retry", "release", "move_to_dlq"))
+DAY: Final = 86400.0
+
+
+class Call(NamedTuple):
+    """A call with all its arguments: it can be sent again."""
+
+    verb: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Line:
+    """One connection to the server, blocking: what the store awaits is always there already.
+
+    Behind every command goes the question what the server holds now, which saves half of the trips.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._client = Redis(unix_socket_path=str(socket))
+        self._connection = self._client.connection_pool.get_connection()
+        self.state = State(())
+
+    async def execute_command(self, *args: Any) -> Any:
+        line = self._connection
+        line.send_packed_command(line.pack_commands([args, ("EVAL", READ, 0)]))
+        try:
+            return line.read_response()
+        finally:
+            self.state = State(line.read_response())
+
+    def close(self) -> None:
+        self._connection.disconnect()
+        self._client.close()
+
+
+class Machine:
+    """One queue on one server with its reference beside it, for one history."""
+
+    def __init__(self, line: Line, scripts: Mapping[str, Script] = SCRIPTS) -> None:
+        self.line = line
+        self.clock = Clock()
+        self.store = Store(line, Keys("q"), now=self.clock, scripts=scripts)
+        self.reference = Reference()
+        self.state = State(())
+        self.calls: list[Call] = []
+        self.known: list[Delivery] = []
+        self.deaths: dict[str, list[int]] = {}
+        self.bodies = 0
+
+    async def run(self, history: Sequence[Any]) -> None:
+        """Run a history and drain what it leaves.
+
+        Raises:
+            Violation: with the calls that led there as a note.
+        """
+        await self.line.execute_command("FLUSHALL")
+        try:
+            for step in history:
+                times = 1
+                if isinstance(step, Twice):
+                    step, times = step.step, 2
+                call = self.resolve(step)
+                if call:
+                    if not isinstance(step, Again):
+                        self.calls.append(call)
+                    for _ in range(times):
+                        await self.send(call, lost=getattr(step, "lost", False))
+                else:
+                    await self.meanwhile(step)
+            await self.drain()
+        except Violation as violation:
+            violation.add_note("\n".join(["calls:", *map(str, self.calls)]))
+            raise
+
+    def resolve(self, step: Any) -> Call | None:
+        """The call a step stands for now, if it stands for one."""
+        match step:
+            case Produce(topic, specs, delayed, producer):
+                messages = [NewMessage(spec.id, self.body(spec.id), *spec[1:]) for spec in specs]
+                named = {"producer": producer, "call": f"c{self.bodies}"} if producer else {}
+                return Call("produce_delayed" if delayed else "produce", (topic, messages), named)
+            case Take(topic, limit, lease, worker):
+                return Call("claim", (topic, limit), {"lease": lease, "holder": worker})
+            case Monitor(limit, lease, worker):
+                return Call("take_over", (limit,), {"lease": lease, "holder": worker})
+            case Settle():
+                return self.settle(step)
+            case Promote(limit):
+                return Call("promote", (limit,), {})
+            case NextDelay():
+                return Call("next_delay", (), {})
+            case Revive(picks, lane, ttl, seen, rewrite):
+                dead: Sequence[str] = sorted(self.reference.dead)
+                if not dead and seen:
+                    return self.settle(Settle("move_to_dlq", picks, "held", 0.0))
+                dead = dead or IDS
+                ids = [dead[pick % len(dead)] for pick in picks]
+                return Call("replay", ([self.replay(id_, lane, ttl, seen, rewrite) for id_ in ids],), {})
+            case Audit():
+                return Call("examine", ([Suspect(id_) for id_ in IDS],), {"mend": True})
+            case Operate(verb, ids):
+                return Call(verb, (ids,), {})
+            case Trim():
+                return Call("trim_dead", (), step._asdict())
+            case Purge(topic, limit):
+                return Call("purge", (topic, limit), {})
+            case Switch(verb, topic):
+                return Call(verb, (topic,), {})
+            case Again(n) if self.calls:
+                return self.calls[-1 - n % len(self.calls)]
+        return None
+
+    def settle(self, step: Settle) -> Call | None:
+        """Aim a settling call at deliveries somebody got; while nobody has any, claim some."""
+        live = self.reference.live
+        targets = [
+            known
+            for known in reversed(self.known)
+            if step.aim == "old" or (known.id in live and live[known.id].token == known.token)
+        ]
+        if not targets:
+            pending = [life.topic for life in live.values() if life.place == "pending"]
+            return Call("claim", (pending[0], 2), {"lease": 30.0, "holder": "w1"}) if pending else None
+        topic = targets[step.picks[0] % len(targets)].topic
+        targets = [target for target in targets if target.topic == topic]
+        picked = [targets[pick % len(targets)] for pick in step.picks]
+        if step.aim != "doubled":
+            picked = list(dict.fromkeys(picked))
+        if step.aim == "astray":
+            topic = TOPICS[1 - TOPICS.index(topic)]
+        if step.aim == "forged":
+            # One that is too short, one of the right count and a wrong time.
+            picked = [pick._replace(token=(pick.token[:-1], f"{pick.token}0")[step.picks[0] % 2]) for pick in picked]
+        match step.verb:
+            case "extend":
+                return Call("extend", (topic, picked), {"lease": step.seconds})
+            case "complete":
+                return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
+            case "retry":
+                return Call("retry", (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
+            case "release":
+                return Call("release", (topic, picked), {})
+        rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
+        return Call(
+            "move_to_dlq",
+            (topic, [(pick, body, b"error") for pick, body in zip(picked, rewritten, strict=True)]),
+            {},
+        )
+
+    def replay(self, id_: str, lane: Lane, ttl: float | None, seen: int, rewrite: bool) -> Replay:
+        deaths = self.deaths.get(id_, [])
+        died_at = None
+        if seen and deaths:
+            died_at = (deaths[-seen] if seen <= len(deaths) else deaths[0] - 1) / 1000
+        return Replay(id_, self.body(id_) if rewrite else b"", lane, ttl, died_at)
+
+    def body(self, id_: str) -> bytes:
+        """Bytes that were never stored before."""
+        self.bodies += 1
+        return f"{id_} {self.bodies}".encode()
+
+    async def send(self, call: Call, *, lost: bool = False) -> Any:
+        """Make one call and check its answer and everything the server holds."""
+        try:
+            answer = await getattr(self.store, call.verb)(*call.args, **call.options)
+        except StoreError as error:
+            raise Violation("answer", f"{call} failed: {error}") from error
+        self.reference.at(self.clock.us)
+        held = {id_ for id_, life in self.reference.live.items() if life.place == "processing"}
+        expected = getattr(self.reference, call.verb)(*call.args, **call.options)
+        if isinstance(answer, Claim) and (twice := held.intersection(got.id for got in answer.deliveries)):
+            raise Violation("I3 lease", f"{call} gave {twice}, which others hold")
+        if answer != expected:
+            raise Violation("answer", f"{call} was answered {answer}, not {expected}")
+        self.look(settling=call.verb in SETTLING)
+        for id_, remains in self.reference.dead.items():
+            deaths = self.deaths.setdefault(id_, [])
+            if remains.died not in deaths:
+                deaths.append(remains.died)
+        if isinstance(answer, Claim) and not lost:
+            self.known += answer.deliveries
+        if isinstance(answer, Overdue) and not lost:
+            self.known += [takeover.delivery for takeover in answer.taken]
+        return answer
+
+    def look(self, *, settling: bool = False) -> None:
+        """Read the whole server and compare."""
+        before, self.state = self.state, self.line.state
+        check(before, self.state, self.reference, settling=settling)
+        self.reference.lists = {
+            (topic, lane): list(self.state.pending(topic, lane)) for topic in TOPICS for lane in LANES
+        }
+
+    async def meanwhile(self, step: Any) -> None:
+        """Do what is no call of the store."""
+        match step:
+            case Pass(seconds):
+                self.clock.advance(seconds)
+            case FlushScripts():
+                await self.line.execute_command("SCRIPT", "FLUSH")
+            case Stir(topic):
+                self.reference.at(self.clock.us)
+                part = f"{topic}:wake" if topic else "delay_wake"
+                await self.line.execute_command("LPOP", self.store.keys.prefix + part)
+                if topic:
+                    self.reference.take_token(topic)
+                else:
+                    self.reference.take_delay_token()
+                self.look()
+            case Refused(topic, spec, delayed):
+                good = NewMessage(spec.id, self.body(spec.id), *spec[1:])
+                bad = good._replace(id=IDS[-1], lane=cast("Lane", "urgent"))
+                produce = self.store.produce_delayed if delayed else self.store.produce
+                try:
+                    answer = await produce(topic, [good, bad])
+                except StoreError:
+                    self.reference.at(self.clock.us)
+                    self.look()
+                else:
+                    raise Violation("I6 refusal", f"a message in no lane was answered {answer}")
+
+    # -- the end
+
+    async def drain(self) -> None:
+        """Do what workers, scheduler, monitor and an operator would: then nothing is left.
+
+        Raises:
+            Violation: something is stuck.
+        """
+        for topic in TOPICS:
+            await self.send(Call("resume", (topic,), {}))
+        await self.work_off()
+        self.clock.advance(DAY)
+        await self.send(Call("promote", (1000,), {}))
+        overdue = await self.send(Call("take_over", (1000,), {"lease": 30.0, "holder": "drain"}))
+        for topic in TOPICS:
+            finished = [(late.delivery, 0.0) for late in overdue.taken if late.delivery.topic == topic]
+            await self.send(Call("complete", (topic, finished), {}))
+        await self.work_off()
+        await self.send(Call("promote", (1000,), {}))
+        await self.send(Call("delete_dead", (IDS,), {}))
+        stuck = [name for name in self.state.keys if not name.startswith(("topics", "counters", "call:"))]
+        if stuck:
+            raise Violation("drain", f"after a full drain there are still {stuck}")
+        if self.reference.live or self.reference.dead or self.reference.earliest() < inf:
+            raise Violation("drain", "a message was never seen again")
+
+    async def work_off(self) -> None:
+        """Claim and complete all that is pending."""
+        for topic in TOPICS:
+            left = 1
+            while left:
+                claim = await self.send(Call("claim", (topic, 2), {"lease": 30.0, "holder": "drain"}))
+                left = claim.left
+                await self.send(Call("complete", (topic, [(got, 0.0) for got in claim.deliveries]), {}))
+
+
+class Bench:
+    """Runs histories, each on an empty server, and counts them."""
+
+    def __init__(self, socket: Path, scripts: Mapping[str, Script] = SCRIPTS) -> None:
+        self.examples = 0
+        self._scripts = scripts
+        self._line = Line(socket)
+        self._loop = asyncio.Runner()
+
+    def __call__(self, history: Sequence[Any]) -> None:
+        self.examples += 1
+        self._loop.run(Machine(self._line, self._scripts).run(history))
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+        self._line.close()

@@ -1,0 +1,703 @@
+"""Does the model check notice when a script loses a safeguard?
+
+``python -m tests.model.mutants`` removes one safeguard at a time from a copy of the scripts and runs the histories
+of the model check on it until one of its promises breaks. A safeguard that nobody misses is either not needed or
+not tested: then the run ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+import mx_rmq.scripts
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.scripts import Script
+from tests.model.histories import histories
+from tests.model.machine import Bench
+from tests.model.reference import Violation
+
+SCRIPTS: Final = Path(mx_rmq.scripts.__file__).parent
+
+BUDGET: Final = 600
+"""Histories a mutant must survive to count as not caught; the scripts as they are must survive them too."""
+
+
+class Mutant(NamedTuple):
+    name: str
+    lost: str
+    """The safeguard that is gone."""
+    file: str
+    old: str
+    new: str
+
+
+class Rotten(Exception):
+    """The text a mutant replaces is not in its script exactly once."""
+
+
+class Outcome(NamedTuple):
+    mutant: str
+    examples: int
+    check: str | None
+    """The promise that broke, None if none did."""
+    what: str
+
+
+MUTANTS: Final[Sequence[Mutant]] = (
+    # -- the fence
+    Mutant(
+        "fence-open",
+        "a lease may be used only with its own token",
+        "lib/held.lua",
+        "not seen[id] and string.sub(lease, 1, #token + 1) == token .. ' ' then",
+        "not seen[id] then",
+    ),
+    Mutant(
+        "fence-by-prefix",
+        "the beginning of a token is not the token",
+        "lib/held.lua",
+        "string.sub(lease, 1, #token + 1) == token .. ' '",
+        "string.sub(lease, 1, #token) == token",
+    ),
+    Mutant(
+        "settle-twice-in-one-call",
+        "a delivery named twice in one call is settled once",
+        "lib/held.lua",
+        "if lease and not seen[id] and",
+        "if lease and",
+    ),
+    Mutant(
+        "extend-not-at-all",
+        "a heartbeat moves the deadline",
+        "extend_lease.lua",
+        "  redis.call('ZADD', monitor, unpack(deadlines))\n",
+        "",
+    ),
+    # -- claim: an entry is only a hint
+    Mutant(
+        "claim-any-hint",
+        "an entry without body and deadline is dropped",
+        "claim_message.lua",
+        """    local body, keep = stored[n * 3 - 2], stored[n * 3]
+    if body and stored[n * 3 - 1] == topic and expiries[n] and not held[n]""",
+        """    local body, keep = stored[n * 3 - 2] or '', stored[n * 3]
+    expiries[n] = expiries[n] or 'inf'
+    if (stored[n * 3 - 1] or topic) == topic and not held[n]""",
+    ),
+    Mutant(
+        "claim-of-another-topic",
+        "an entry of an id that now belongs to another topic is dropped",
+        "claim_message.lua",
+        "if body and stored[n * 3 - 1] == topic and",
+        "if body and",
+    ),
+    Mutant(
+        "claim-of-a-delayed-one",
+        "an entry of a message without a deadline, which is delayed now, is dropped",
+        "claim_message.lua",
+        "    if body and stored[n * 3 - 1] == topic and expiries[n] and",
+        "    expiries[n] = expiries[n] or 'inf'\n    if body and stored[n * 3 - 1] == topic and",
+    ),
+    Mutant(
+        "claim-of-a-leased-one",
+        "an entry of a message that is leased is dropped",
+        "claim_message.lua",
+        "expiries[n] and not held[n] and",
+        "expiries[n] and",
+    ),
+    Mutant(
+        "claim-twice-in-one-call",
+        "an id that stands twice in the lists is claimed once",
+        "claim_message.lua",
+        " and not claimed[id] then",
+        " then",
+    ),
+    Mutant(
+        "claim-without-deadline",
+        "a lease ends",
+        "claim_message.lua",
+        "  redis.call('ZADD', monitor, unpack(deadlines))\n",
+        "",
+    ),
+    Mutant(
+        "claim-count-lost",
+        "a token counts the leases before it",
+        "claim_message.lua",
+        "local leased = keep and string.match(keep, '^%d+') or 0",
+        "local leased = 0",
+    ),
+    Mutant(
+        "claim-low-first",
+        "urgent messages come first",
+        "claim_message.lua",
+        "for n, lane in ipairs(lanes) do",
+        "for n = 3, 1, -1 do\n  local lane = lanes[n]",
+    ),
+    Mutant(
+        "claim-while-paused",
+        "a paused topic is not delivered",
+        "claim_message.lua",
+        "if redis.pcall('SISMEMBER', paused, topic) == 1 then return { now, -1 } end\n",
+        "",
+    ),
+    Mutant(
+        "claim-keeps-the-rest-secret",
+        "who leaves messages in the lists wakes the next worker",
+        "claim_message.lua",
+        "if left > 0 then wake(wake_list) else redis.call('DEL', wake_list) end",
+        "if left == 0 then redis.call('DEL', wake_list) end",
+    ),
+    Mutant(
+        "claim-leaves-the-token",
+        "no token is left behind when nothing is",
+        "claim_message.lua",
+        "if left > 0 then wake(wake_list) else redis.call('DEL', wake_list) end",
+        "if left > 0 then wake(wake_list) end",
+    ),
+    # -- take over
+    Mutant(
+        "take-over-under-the-old-token",
+        "a take-over makes the old token worthless",
+        "handle_timeout_message.lua",
+        "local token = ((leased or 0) + 1) .. '@' .. now",
+        "local token = lease and string.match(lease, '^%S+') or ((leased or 0) + 1) .. '@' .. now",
+    ),
+    Mutant(
+        "take-over-without-deadline",
+        "a take-over moves the deadline",
+        "handle_timeout_message.lua",
+        "  redis.call('ZADD', monitor, now_ms + lease_ms, take.id)\n",
+        "",
+    ),
+    Mutant(
+        "take-over-without-lease",
+        "a take-over is a lease of the monitor's own",
+        "handle_timeout_message.lua",
+        "  redis.call('HSET', take.processing, take.id, take.value)\n",
+        "",
+    ),
+    Mutant(
+        "take-over-removes",
+        "what was taken over stays somewhere until it is settled",
+        "handle_timeout_message.lua",
+        """  redis.call('HSET', take.processing, take.id, take.value)
+  redis.call('ZADD', monitor, now_ms + lease_ms, take.id)
+""",
+        """  redis.call('HDEL', take.processing, take.id)
+  redis.call('ZREM', monitor, take.id)
+""",
+    ),
+    Mutant(
+        "take-over-forgets-the-cause",
+        "who expired is not mistaken for a crash, however often it is taken over",
+        "handle_timeout_message.lua",
+        "if cause ~= 'expired' then cause = 'lapsed' end",
+        "cause = 'lapsed'",
+    ),
+    Mutant(
+        "take-over-count-lost",
+        "the count of leases outlives the expiry",
+        "handle_timeout_message.lua",
+        "local leased, lane = string.match(keep or '', '^(%d+) (%S+)')",
+        "local leased, lane",
+    ),
+    Mutant(
+        "take-over-expiry-lost",
+        "an expired message keeps its expiry",
+        "handle_timeout_message.lua",
+        "expires = digits(redis.call('ZSCORE', monitor, id))",
+        "expires = digits(now_ms)",
+    ),
+    Mutant(
+        "take-over-too-early",
+        "nothing is taken over before its deadline",
+        "handle_timeout_message.lua",
+        "local late = redis.call('ZRANGE', monitor, '-inf', now_ms,",
+        "local late = redis.call('ZRANGE', monitor, '-inf', now_ms + 1,",
+    ),
+    Mutant(
+        "memory-never-ends",
+        "completed ids are forgotten when their memory ends",
+        "handle_timeout_message.lua",
+        "if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end\n",
+        "",
+    ),
+    # -- produce
+    Mutant(
+        "produce-over-a-live-one",
+        "an id that is live is not stored again",
+        "lib/admit.lua",
+        "if bodies[n] or seen[id] then",
+        "if seen[id] then",
+    ),
+    Mutant(
+        "produce-twice-in-one-call",
+        "an id that stands twice in one call is stored once",
+        "lib/admit.lua",
+        "if bodies[n] or seen[id] then",
+        "if bodies[n] then",
+    ),
+    Mutant(
+        "produce-over-a-dead-one",
+        "an id in the DLQ is not stored again",
+        "lib/admit.lua",
+        "elseif deaths[n] then",
+        "elseif false then",
+    ),
+    Mutant(
+        "produce-over-a-done-one",
+        "a completed id that is remembered is not stored again",
+        "lib/admit.lua",
+        "elseif memories[n] and tonumber(memories[n]) > now_ms then",
+        "elseif false then",
+    ),
+    Mutant(
+        "produce-refused-for-ever",
+        "a memory that has ended keeps nobody out",
+        "lib/admit.lua",
+        "elseif memories[n] and tonumber(memories[n]) > now_ms then",
+        "elseif memories[n] then",
+    ),
+    Mutant(
+        "produce-in-no-lane",
+        "a call is refused before anything is written",
+        "lib/admit.lua",
+        "    if not known_lanes[lane] then error('BADLANE ' .. lane .. ' of message ' .. id, 0) end\n",
+        "",
+    ),
+    Mutant(
+        "produce-wakes-nobody",
+        "a new message wakes a worker",
+        "produce_normal_message.lua",
+        "  wake(wake_list)\n",
+        "",
+    ),
+    Mutant(
+        "calls-forgotten",
+        "a call sent again is answered, not repeated",
+        "lib/calls.lua",
+        "if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end",
+        "if memory then return nil end",
+    ),
+    Mutant(
+        "calls-confused",
+        "a new call is not taken for the last one",
+        "lib/calls.lua",
+        "if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end",
+        "if not memory then return nil end",
+    ),
+    # -- delay
+    Mutant(
+        "delay-wakes-nobody",
+        "a message that is due earlier than all others wakes the scheduler",
+        "produce_delay_message.lua",
+        "  if soonest < earliest then wake(delay_wake) end\n",
+        "",
+    ),
+    Mutant(
+        "delay-wakes-for-the-first-only",
+        "the scheduler is woken also when it waits for a later one",
+        "produce_delay_message.lua",
+        "if soonest < earliest then",
+        "if earliest == math.huge then",
+    ),
+    Mutant(
+        "promote-leaves-the-delay",
+        "what is pending is no longer delayed",
+        "process_delay_message.lua",
+        "if #promoted > 0 then redis.call('ZREM', delay_tasks, unpack(promoted)) end\n",
+        "",
+    ),
+    Mutant(
+        "promote-expiry-lost",
+        "the expiry outlives a delay",
+        "process_delay_message.lua",
+        "deadlines[#deadlines + 1] = expires or 'inf'",
+        "deadlines[#deadlines + 1] = 'inf'",
+    ),
+    Mutant(
+        "promote-lane-lost",
+        "the priority outlives a delay",
+        "process_delay_message.lua",
+        "(suffixes[lane] or suffixes.normal)",
+        "suffixes.normal",
+    ),
+    Mutant(
+        "promote-count-lost",
+        "the count of leases outlives a promotion",
+        "process_delay_message.lua",
+        "if leased == '0' then spare",
+        "if leased then spare",
+    ),
+    Mutant(
+        "promote-too-early",
+        "nothing is promoted before it is due",
+        "process_delay_message.lua",
+        "redis.call('ZRANGE', delay_tasks, '-inf', now_ms,",
+        "redis.call('ZRANGE', delay_tasks, '-inf', now_ms + 1,",
+    ),
+    Mutant(
+        "promote-wakes-nobody",
+        "a promoted message wakes a worker",
+        "process_delay_message.lua",
+        "  wake(prefix .. group.topic .. ':wake')\n",
+        "",
+    ),
+    # -- settle
+    Mutant(
+        "retry-leaves-the-lease",
+        "who gave a message back no longer holds it",
+        "retry_message.lua",
+        "  redis.call('HDEL', processing, unpack(retried))\n",
+        "",
+    ),
+    Mutant(
+        "retry-leaves-the-deadline",
+        "a delayed message has no deadline",
+        "retry_message.lua",
+        "  redis.call('ZREM', monitor, unpack(retried))\n",
+        "",
+    ),
+    Mutant(
+        "retry-expiry-lost",
+        "the expiry outlives a retry",
+        "retry_message.lua",
+        "leased .. ' ' .. lane .. ' ' .. expires",
+        "leased .. ' ' .. lane .. ' inf'",
+    ),
+    Mutant(
+        "retry-lane-lost",
+        "the priority outlives a retry",
+        "retry_message.lua",
+        "leased .. ' ' .. lane .. ' ' .. expires",
+        "leased .. ' normal ' .. expires",
+    ),
+    Mutant(
+        "retry-count-lost",
+        "the count of leases outlives a retry",
+        "retry_message.lua",
+        "leased .. ' ' .. lane .. ' ' .. expires",
+        "'0 ' .. lane .. ' ' .. expires",
+    ),
+    Mutant(
+        "retry-wakes-nobody",
+        "a retry that is due earlier than all others wakes the scheduler",
+        "retry_message.lua",
+        "  if soonest < earliest then wake(delay_wake) end\n",
+        "",
+    ),
+    Mutant(
+        "release-to-the-tail",
+        "a released message is the next to be claimed",
+        "release_message.lua",
+        "redis.call('RPUSH', list, unpack(push))",
+        "redis.call('LPUSH', list, unpack(push))",
+    ),
+    Mutant(
+        "release-in-reverse",
+        "released messages keep their order",
+        "release_message.lua",
+        "for n = #ids, 1, -1 do",
+        "for n = 1, #ids do",
+    ),
+    Mutant(
+        "release-expiry-lost",
+        "the expiry outlives a release",
+        "release_message.lua",
+        "deadlines[#deadlines + 1] = expires",
+        "deadlines[#deadlines + 1] = 'inf'",
+    ),
+    Mutant(
+        "release-count-lost",
+        "the count of leases outlives a release",
+        "release_message.lua",
+        "  redis.call('HSET', payload, unpack(keeps))\n",
+        "",
+    ),
+    Mutant(
+        "release-wakes-nobody",
+        "a released message wakes a worker",
+        "release_message.lua",
+        "  wake(wake_list)\n",
+        "",
+    ),
+    Mutant(
+        "complete-leaves-the-lease",
+        "a completed message is in no place",
+        "complete_message.lua",
+        "  redis.call('HDEL', processing, unpack(finished))\n",
+        "",
+    ),
+    Mutant(
+        "complete-leaves-the-deadline",
+        "a completed message has no deadline",
+        "complete_message.lua",
+        "  redis.call('ZREM', monitor, unpack(finished))\n",
+        "",
+    ),
+    Mutant(
+        "complete-leaves-the-topic",
+        "nothing is left of a completed message",
+        "complete_message.lua",
+        "    fields[#fields + 1] = id .. ':queue'\n",
+        "",
+    ),
+    Mutant(
+        "complete-remembers-nothing",
+        "a completed id stays taken for as long as was asked",
+        "complete_message.lua",
+        "  if #memories > 0 then redis.call('ZADD', done, unpack(memories)) end\n",
+        "",
+    ),
+    Mutant(
+        "death-leaves-the-body",
+        "a dead message is not live",
+        "move_to_dlq.lua",
+        "  redis.call('HDEL', payload, unpack(fields))\n",
+        "",
+    ),
+    Mutant(
+        "death-leaves-the-lease",
+        "a dead message is held by nobody",
+        "move_to_dlq.lua",
+        "  redis.call('HDEL', processing, unpack(left))\n",
+        "",
+    ),
+    Mutant(
+        "death-rewrites-the-body",
+        "a dead message keeps its bytes unless there are new ones",
+        "move_to_dlq.lua",
+        "if body == '' then body = redis.call('HGET', payload, id) end",
+        "",
+    ),
+    # -- operators
+    Mutant(
+        "cancel-a-running-one",
+        "what is running is not withdrawn",
+        "cancel_message.lua",
+        "  elseif lease then\n",
+        "  elseif false then\n",
+    ),
+    Mutant(
+        "cancel-leaves-the-delay",
+        "a withdrawn message is in no place",
+        "cancel_message.lua",
+        "    redis.call('ZREM', delay_tasks, id)\n",
+        "",
+    ),
+    Mutant(
+        "cancel-twice-in-one-call",
+        "an id that stands twice in one call is withdrawn once",
+        "cancel_message.lua",
+        "status[n] = topics[id] and -1 or 1",
+        "status[n] = 1",
+    ),
+    Mutant(
+        "cancel-drops-the-hints-of-others",
+        "only the withdrawn message leaves the list",
+        "lib/drop_hint.lua",
+        "if redis.pcall('LINDEX', list, -1) == id then",
+        "if redis.pcall('LINDEX', list, -1) then",
+    ),
+    Mutant(
+        "replay-leaves-the-dead",
+        "a replayed message is not dead",
+        "replay_dlq.lua",
+        "  redis.call('ZREM', dlq, move.id)\n",
+        "",
+    ),
+    Mutant(
+        "replay-twice-in-one-call",
+        "an id that stands twice in one call is replayed once",
+        "replay_dlq.lua",
+        "if not score or not stored[1] or seen[id] then",
+        "if not score or not stored[1] then",
+    ),
+    Mutant(
+        "replay-of-another-death",
+        "only the death the operator has looked at is undone",
+        "replay_dlq.lua",
+        "elseif died ~= '' and tonumber(died) ~= tonumber(score) then",
+        "elseif false then",
+    ),
+    Mutant(
+        "replay-wakes-nobody",
+        "a replayed message wakes a worker",
+        "replay_dlq.lua",
+        "  wake(prefix .. move.topic .. ':wake')\n",
+        "",
+    ),
+    Mutant(
+        "delete-leaves-the-body",
+        "nothing is left of a deleted message",
+        "lib/bury.lua",
+        "      redis.call('HDEL', dlq_payload, id, id .. ':queue', id .. ':error')\n",
+        "",
+    ),
+    Mutant(
+        "trim-without-limit",
+        "a limit of none means none",
+        "trim_dlq.lua",
+        "if excess > 0 and limit > 0 then",
+        "if excess > 0 then",
+    ),
+    Mutant(
+        "purge-a-leased-one",
+        "a purge leaves what is running",
+        "purge_topic.lua",
+        "if mine and redis.call('HEXISTS', processing, id) == 0 and",
+        "if mine and",
+    ),
+    Mutant(
+        "purge-a-delayed-one",
+        "a purge leaves what is delayed",
+        "purge_topic.lua",
+        " and redis.call('ZREM', monitor, id) == 1 then",
+        " then redis.call('ZREM', monitor, id)",
+    ),
+    Mutant(
+        "purge-of-another-topic",
+        "a purge leaves the messages of other topics",
+        "purge_topic.lua",
+        "local mine = redis.call('HGET', payload, id .. ':queue') == topic",
+        "local mine = true",
+    ),
+    Mutant(
+        "resume-wakes-nobody",
+        "who waited for a paused topic is woken",
+        "resume_topic.lua",
+        "if resumed == 1 then wake(wake_list) end\n",
+        "",
+    ),
+    Mutant(
+        "wake-without-end",
+        "there is at most one token",
+        "lib/wake.lua",
+        "if redis.pcall('LLEN', list) == 0 then redis.call('LPUSH', list, 1) end",
+        "redis.call('LPUSH', list, 1)",
+    ),
+    Mutant(
+        "count-before-the-fence",
+        "what did not happen is not counted",
+        "complete_message.lua",
+        "count(counters, topic, 'completed', #finished, now_us)",
+        "count(counters, topic, 'completed', #ids, now_us)",
+    ),
+)
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[Mapping[str, Script]]:
+    """The scripts without one safeguard.
+
+    Raises:
+        Rotten: the script has changed, so must the mutant.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        root = shutil.copytree(SCRIPTS, Path(scratch, "scripts"))
+        script = root / mutant.file
+        text = script.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise Rotten(
+                f"mutant {mutant.name}: {mutant.file} has {text.count(mutant.old)} times instead of once: {mutant.old}"
+            )
+        script.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        yield mx_rmq.scripts.load(root)
+
+
+def draw_histories(count: int) -> list[list[Any]]:
+    """The same ones every time, so that a mutant is caught after the same number of them."""
+    drawn: list[list[Any]] = []
+
+    @seed(0)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(histories())
+    def draw(history: list[Any]) -> None:
+        drawn.append(history)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        set_hypothesis_home_dir(scratch)
+        try:
+            draw()
+        finally:
+            set_hypothesis_home_dir(None)
+    return drawn
+
+
+def outcome(
+    name: str, socket: Path, drawn: Sequence[Sequence[Any]], scripts: Mapping[str, Script] = mx_rmq.scripts.SCRIPTS
+) -> Outcome:
+    """Run histories until a promise breaks."""
+    with Bench(socket, scripts) as bench:
+        try:
+            for history in drawn:
+                bench(history)
+        except Violation as violation:
+            return Outcome(name, bench.examples, violation.check, str(violation))
+        return Outcome(name, bench.examples, None, "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.model.mutants", description=__doc__, allow_abbrev=False)
+    names = [mutant.name for mutant in MUTANTS]
+    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help="run this mutant")
+    parser.add_argument("--list", action="store_true", help="show the mutants and run none")
+    parser.add_argument("--json", action="store_true", help="write the outcomes as JSON to the output")
+    options = parser.parse_args(arguments)
+    mutants = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.name:34} {mutant.file:28} {mutant.lost}")
+        return 0
+
+    said = sys.stderr if options.json else sys.stdout
+    started = time.monotonic()
+    drawn = draw_histories(BUDGET)
+    outcomes = []
+    with EmbeddedServer.open() as server:
+        sound = outcome("none", server.socket, drawn)
+        if sound.check:
+            print(f"the scripts as they are break a promise after {sound.examples} histories: {sound.what}", file=said)
+            return 1
+        print(f"the scripts as they are keep every promise in {sound.examples} histories", file=said, flush=True)
+        for n, mutant in enumerate(mutants, 1):
+            with mutated(mutant) as scripts:
+                found = outcome(mutant.name, server.socket, drawn, scripts)
+            outcomes.append(found)
+            verdict = f"caught after {found.examples:3} by {found.check}" if found.check else "NOT CAUGHT"
+            print(f"{n:3}/{len(mutants)} {mutant.name:34} {verdict}", file=said, flush=True)
+    caught = sum(found.check is not None for found in outcomes)
+    seconds = round(time.monotonic() - started, 1)
+    print(f"{caught} of {len(mutants)} mutants caught", file=said)
+    if options.json:
+        report = {
+            "caught": caught,
+            "mutants": len(mutants),
+            "histories": len(drawn),
+            "seconds": seconds,
+            "outcomes": [found._asdict() for found in outcomes],
+        }
+        print(json.dumps(report, indent=2))
+    return 0 if caught == len(mutants) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+"""The queue as it should be: the same verbs as the store, in plain Python, without a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from mx_rmq.keys import LANES, Lane
+from mx_rmq.records import (
+    Cancelled,
+    Claim,
+    Delivery,
+    NewMessage,
+    NextDelay,
+    Overdue,
+    Promotion,
+    Replay,
+    Replayed,
+    Settled,
+    Stored,
+    Suspect,
+    Takeover,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Violation(AssertionError):
+    """The server broke a promise; *check* names which."""
+
+    def __init__(self, check: str, what: str) -> None:
+        super().__init__(f"{check}: {what}")
+        self.check = check
+
+
+@dataclass(slots=True)
+class Life:
+    """A live message; *deadline* is when its lease ends (processing) or when it is due (delayed)."""
+
+    topic: str
+    lane: Lane
+    body: bytes
+    expires: float
+    place: Literal["pending", "processing", "delayed"] = "pending"
+    leased: int = 0
+    token: str = ""
+    holder: str = "-"
+    cause: str = ""
+    deadline: float = inf
+
+
+@dataclass(slots=True)
+class Remains:
+    """A dead message."""
+
+    topic: str
+    body: bytes
+    error: bytes
+    died: int
+
+
+class Reference:
+    """What the server must hold and answer.
+
+    Every verb takes what the method of the same name of the store takes, and returns what it must return. Times
+    are in ms. *lists* is what the server's lists hold, stale hints included, head first: those are the server's
+    own business, so they are read from it, and *order* is the order in which pending messages must stand in there.
+    """
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.live: dict[str, Life] = {}
+        self.dead: dict[str, Remains] = {}
+        self.done: dict[str, int] = {}
+        self.calls: dict[str, tuple[str, list[Stored]]] = {}
+        self.topics: set[str] = set()
+        self.paused: set[str] = set()
+        self.counters: Counter[str] = Counter()
+        self.lists: dict[tuple[str, Lane], list[str]] = {}
+        self.order: dict[tuple[str, Lane], list[str]] = {}
+        self.issued: set[tuple[str, str]] = set()
+        self.wakes: set[str] = set()
+        self.delay_wake = False
+        # Who is about to look: a worker or scheduler that took a token and has not come back yet.
+        self.stirred: set[str] = set()
+        self.scheduler_stirred = False
+        self.scheduler_waits_for = inf
+        # About the last verb: did it change anything, and of which ids may list entries have gone?
+        self.changed = False
+        self.unlisted: set[str] = set()
+
+    @property
+    def now(self) -> int:
+        return self.now_us // 1000
+
+    def at(self, now_us: int) -> None:
+        """Start a verb at this time."""
+        self.now_us, self.changed, self.unlisted = now_us, False, set()
+
+    # -- a message's life
+
+    def produce(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        return self._produce(topic, messages, producer, call, delayed=False)
+
+    def produce_delayed(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        return self._produce(topic, messages, producer, call, delayed=True)
+
+    def _produce(
+        self, topic: str, messages: Sequence[NewMessage], producer: str, call: str, *, delayed: bool
+    ) -> list[Stored]:
+        if call and producer in self.calls and self.calls[producer][0] == call:
+            return self.calls[producer][1]
+        answer, earliest = [], self.earliest()
+        for message in messages:
+            status = self._admit(message.id)
+            answer.append(status)
+            if status is not Stored.STORED:
+                continue
+            self._count(topic, "produced")
+            self.topics.add(topic)
+            ttl = inf if message.ttl is None else round(message.ttl * 1000)
+            due = self.now + round(message.delay * 1000) if delayed else self.now
+            life = Life(topic, message.lane, message.body, due + ttl)
+            self.live[message.id] = life
+            if delayed:
+                self._delay(message.id, life, due)
+            else:
+                self._queue(message.id, life)
+        self._wake_scheduler(earliest)
+        if call:
+            self.changed = True
+            self.calls[producer] = (call, answer)
+        return answer
+
+    def _admit(self, id_: str) -> Stored:
+        if id_ in self.live:
+            return Stored.LIVE
+        if id_ in self.dead:
+            return Stored.DEAD
+        return Stored.DONE if self.done.get(id_, 0) > self.now else Stored.STORED
+
+    def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
+        if topic in self.paused:
+            self.stirred.discard(topic)
+            return Claim(self.now_us / 1e6, [], 0, paused=True)
+        self.changed = True
+        deliveries: list[Delivery] = []
+        for lane in LANES:
+            entries = self.lists.get((topic, lane), [])
+            while entries and len(deliveries) < limit:
+                id_ = entries.pop(0)
+                life = self.live.get(id_)
+                if life and (life.place, life.topic) == ("pending", topic):
+                    deliveries.append(self._lease(id_, life, lane, lease, holder, "run"))
+        left = sum(len(self.lists.get((topic, lane), [])) for lane in LANES)
+        self.stirred.discard(topic)
+        (self.wakes.add if left else self.wakes.discard)(topic)
+        return Claim(self.now_us / 1e6, deliveries, left, paused=False)
+
+    def extend(self, topic: str, deliveries: Sequence[Delivery], *, lease: float) -> list[Settled]:
+        answer = self._held(topic, deliveries)
+        for delivery, status in zip(deliveries, answer, strict=True):
+            if status is Settled.DONE:
+                self.changed = True
+                self.live[delivery.id].deadline = self.now + round(lease * 1000)
+        return answer
+
+    def complete(self, topic: str, finished: Sequence[tuple[Delivery, float]]) -> list[Settled]:
+        answer = self._held(topic, [delivery for delivery, _ in finished])
+        for (delivery, dedup_for), status in zip(finished, answer, strict=True):
+            if status is Settled.DONE:
+                del self.live[delivery.id]
+                self._count(topic, "completed")
+                if dedup_for > 0:
+                    self.done[delivery.id] = self.now + round(dedup_for * 1000)
+        return answer
+
+    def retry(self, topic: str, failed: Sequence[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        answer, earliest = self._held(topic, [delivery for delivery, _, _ in failed]), self.earliest()
+        for (delivery, delay, body), status in zip(failed, answer, strict=True):
+            if status is Settled.DONE:
+                life = self.live[delivery.id]
+                life.body = body
+                self._delay(delivery.id, life, self.now + round(delay * 1000))
+                self._count(topic, "retried")
+        self._wake_scheduler(earliest)
+        return answer
+
+    def release(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+        answer = self._held(topic, deliveries)
+        for delivery, status in reversed(list(zip(deliveries, answer, strict=True))):
+            if status is Settled.DONE:
+                self._queue(delivery.id, self.live[delivery.id], head=True)
+                self._count(topic, "released")
+        return answer
+
+    def move_to_dlq(self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+        answer = self._held(topic, [delivery for delivery, _, _ in dead])
+        for (delivery, body, error), status in zip(dead, answer, strict=True):
+            if status is Settled.DONE:
+                life = self.live.pop(delivery.id)
+                self.dead[delivery.id] = Remains(topic, body or life.body, error, self.now)
+                self._count(topic, "dead")
+        return answer
+
+    def take_over(self, limit: int, *, lease: float, holder: str) -> Overdue:
+        for id_ in [id_ for id_, until in self.done.items() if until <= self.now]:
+            del self.done[id_]
+            self.changed = True
+        deadlines = [
+            (life.deadline if life.place == "processing" else life.expires, id_)
+            for id_, life in self.live.items()
+            if life.place != "delayed"
+        ]
+        taken = []
+        for _, id_ in sorted(entry for entry in deadlines if entry[0] <= self.now)[:limit]:
+            life = self.live[id_]
+            previous, cause, lane = life.holder, "lapsed", life.lane
+            if life.place == "pending":
+                previous, cause = "-", "expired"
+                # Before its first lease only the list it stands in says its lane. Nobody runs it again.
+                lane = life.lane if life.leased else "normal"
+                self.unlisted.add(id_)
+            elif life.cause == "expired":
+                cause = "expired"
+            taken.append(Takeover(self._lease(id_, life, lane, lease, holder, cause), cause, previous))
+            self._count(life.topic, cause)
+        return Overdue(self.now_us / 1e6, taken, [], [])
+
+    def next_delay(self) -> NextDelay:
+        dues = self._dues()
+        self._scheduler_looked()
+        if not dues:
+            return NextDelay("NO_TASK", 0.0, "")
+        due, id_ = dues[0]
+        if due > self.now:
+            return NextDelay("WAITING", (due - self.now) / 1000, id_)
+        return NextDelay("EXPIRED", (self.now - due) / 1000, id_)
+
+    def promote(self, limit: int) -> Promotion:
+        promoted = [id_ for due, id_ in self._dues() if due <= self.now][:limit]
+        for id_ in promoted:
+            self._queue(id_, self.live[id_])
+            self._count(self.live[id_].topic, "promoted")
+        if not self._dues():
+            self.changed = self.changed or self.delay_wake
+            self.delay_wake = False
+        self._scheduler_looked()
+        wait = None if self.earliest() == inf else max(0.0, self.earliest() - self.now) / 1000
+        return Promotion(wait, promoted, [], [])
+
+    # -- operators' verbs
+
+    def replay(self, replays: Sequence[Replay]) -> list[Replayed]:
+        answer = []
+        for replay in replays:
+            remains = self.dead.get(replay.id)
+            if not remains:
+                answer.append(Replayed.GONE)
+            elif replay.died_at is not None and round(replay.died_at * 1000) != remains.died:
+                answer.append(Replayed.CHANGED)
+            else:
+                answer.append(Replayed.REPLAYED)
+                del self.dead[replay.id]
+                ttl = inf if replay.ttl is None else round(replay.ttl * 1000)
+                life = Life(remains.topic, replay.lane, replay.body or remains.body, self.now + ttl)
+                self.live[replay.id] = life
+                self._queue(replay.id, life)
+                self._count(life.topic, "replayed")
+        return answer
+
+    def delete_dead(self, ids: Sequence[str]) -> int:
+        deleted = [self.dead.pop(id_) for id_ in dict.fromkeys(ids) if id_ in self.dead]
+        for remains in deleted:
+            self._count(remains.topic, "deleted")
+        return len(deleted)
+
+    def trim_dead(self, *, max_age: float | None, max_count: int | None, limit: int) -> int:
+        oldest = sorted(self.dead, key=lambda id_: (self.dead[id_].died, id_))
+        old = [
+            id_
+            for n, id_ in enumerate(oldest)
+            if (max_count is not None and n < len(oldest) - max_count)
+            or (max_age is not None and self.dead[id_].died < self.now - round(max_age * 1000))
+        ]
+        return self.delete_dead(old[:limit])
+
+    def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+        answer = []
+        for id_ in ids:
+            life = self.live.get(id_)
+            if not life:
+                answer.append(Cancelled.DEAD if id_ in self.dead else Cancelled.GONE)
+            elif life.place == "processing":
+                answer.append(Cancelled.RUNNING)
+            else:
+                answer.append(Cancelled.CANCELLED)
+                self._withdraw(id_)
+                self.unlisted.add(id_)
+        return answer
+
+    def purge(self, topic: str, limit: int) -> tuple[int, int]:
+        withdrawn = looked = left = 0
+        for lane in LANES:
+            entries = self.lists.get((topic, lane), [])
+            while entries and looked < limit:
+                id_ = entries.pop(0)
+                looked, self.changed = looked + 1, True
+                life = self.live.get(id_)
+                if life and (life.place, life.topic) == ("pending", topic):
+                    self._withdraw(id_)
+                    withdrawn += 1
+            left += len(entries)
+        if not left:
+            self.changed = self.changed or topic in self.wakes
+            self.wakes.discard(topic)
+        return withdrawn, left
+
+    def pause(self, topic: str) -> bool:
+        self.changed = topic not in self.paused
+        self.paused.add(topic)
+        return self.changed
+
+    def resume(self, topic: str) -> bool:
+        self.changed = topic in self.paused
+        if self.changed:
+            self.paused.discard(topic)
+            self.wakes.add(topic)
+        return self.changed
+
+    def wake(self, topic: str) -> None:
+        self.changed = topic not in self.wakes
+        self.wakes.add(topic)
+
+    def examine(self, suspects: Iterable[Suspect], *, mend: bool) -> list[Verdict]:
+        """Whoever follows the rules leaves nothing to mend."""
+        verdicts = []
+        for suspect in suspects:
+            place, topic, deadline = "none", "", inf
+            if life := self.live.get(suspect.id):
+                place, topic = life.place, life.topic
+                deadline = life.deadline if place == "processing" else life.expires
+            elif remains := self.dead.get(suspect.id):
+                place, topic = "dead", remains.topic
+            shown = digits(deadline) if place in ("pending", "processing") else ""
+            verdicts.append(Verdict(place, topic, shown, ()))
+        return verdicts
+
+    # -- who waits for what
+
+    def take_token(self, topic: str) -> None:
+        """A worker that waits for the topic gets its token."""
+        if topic in self.wakes:
+            self.wakes.discard(topic)
+            self.stirred.add(topic)
+            self.changed = True
+
+    def take_delay_token(self) -> None:
+        """The scheduler gets its token."""
+        if self.delay_wake:
+            self.delay_wake, self.scheduler_stirred, self.changed = False, True, True
+
+    def earliest(self) -> float:
+        """When the first delayed message is due."""
+        return self._dues()[0][0] if self._dues() else inf
+
+    def _scheduler_looked(self) -> None:
+        self.scheduler_stirred, self.scheduler_waits_for = False, self.earliest()
+
+    def _wake_scheduler(self, earliest_before: float) -> None:
+        self.delay_wake = self.delay_wake or self.earliest() < earliest_before
+
+    # -- steps of the verbs
+
+    def _held(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+        answer, seen = [], set()
+        for id_, _, token, *_ in deliveries:
+            life = self.live.get(id_)
+            if not life:
+                answer.append(Settled.GONE)
+            elif (life.place, life.topic, life.token) == ("processing", topic, token) and id_ not in seen:
+                answer.append(Settled.DONE)
+                seen.add(id_)
+            else:
+                answer.append(Settled.STALE)
+        return answer
+
+    def _lease(self, id_: str, life: Life, lane: Lane, lease: float, holder: str, cause: str) -> Delivery:
+        if life.place == "pending":
+            self.order[life.topic, life.lane].remove(id_)
+        # Not its own lane if an entry of an earlier life of the id, cancelled or expired, was found first.
+        life.lane = lane
+        life.leased += 1
+        life.place, life.holder, life.cause = "processing", holder, cause
+        life.deadline = self.now + round(lease * 1000)
+        life.token = f"{life.leased}@{self.now_us}"
+        if (id_, life.token) in self.issued:
+            raise Violation("I3 token", f"{id_} was leased twice under {life.token}")
+        self.issued.add((id_, life.token))
+        self.changed = True
+        return Delivery(id_, life.topic, life.token, life.body, life.expires / 1000)
+
+    def _queue(self, id_: str, life: Life, *, head: bool = False) -> None:
+        life.place, life.deadline, life.token, life.holder, life.cause = "pending", inf, "", "-", ""
+        for lists in (self.lists, self.order):
+            entries = lists.setdefault((life.topic, life.lane), [])
+            entries.insert(0 if head else len(entries), id_)
+        self.wakes.add(life.topic)
+        self.changed = True
+
+    def _delay(self, id_: str, life: Life, due: int) -> None:
+        life.place, life.deadline, life.token, life.holder, life.cause = "delayed", due, "", "-", ""
+        self.changed = True
+
+    def _withdraw(self, id_: str) -> None:
+        life = self.live.pop(id_)
+        if life.place == "pending":
+            self.order[life.topic, life.lane].remove(id_)
+        self._count(life.topic, "cancelled")
+
+    def _dues(self) -> list[tuple[float, str]]:
+        return sorted((life.deadline, id_) for id_, life in self.live.items() if life.place == "delayed")
+
+    def _count(self, topic: str, event: str) -> None:
+        self.counters[f"{topic}:{event}"] += 1
+        self.changed = True
+
+
+def digits(ms: float) -> str:
+    """An instant as the server writes it."""
+    return "inf" if ms == inf else str(int(ms))
