@@ -1,0 +1,59 @@
+"""The start-up check: whether this server would lose messages."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from redis.exceptions import ResponseError
+
+from mx_rmq.errors import UnsafeServer
+
+if TYPE_CHECKING:
+    from mx_rmq.reader import Reader
+
+logger = logging.getLogger("mx_rmq")
+
+_LEAST = {"redis": (6, 2), "valkey": (7, 2)}
+
+
+async def check_server(reader: Reader, *, mode: str, private: bool = False) -> list[str]:
+    """Look at the server once and say what is wrong with it.
+
+    Args:
+        reader: of the shard.
+        mode: ``warn`` logs what is wrong, ``refuse`` raises.
+        private: the server is our own and in memory on purpose.
+
+    Raises:
+        UnsafeServer: the server is too old, or it is unsafe and *mode* is ``refuse``.
+    """
+    try:
+        info = await reader.info()
+    except ResponseError as error:
+        logger.warning("server.not_checked", extra={"error": str(error)})
+        return []
+    kind = "valkey" if "valkey_version" in info else "redis"
+    version = info.get(f"{kind}_version", "0")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _LEAST[kind]:
+        least = ".".join(map(str, _LEAST[kind]))
+        raise UnsafeServer(f"the server is {kind} {version}; mx-rmq needs {least} or later")
+    problems = [] if private else list(_problems(info))
+    if problems and mode == "refuse":
+        raise UnsafeServer("; ".join(problems))
+    for problem in problems:
+        logger.warning("server.unsafe", extra={"problem": problem})
+    return problems
+
+
+def _problems(info: dict[str, str]) -> list[str]:
+    problems = []
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        problems.append(
+            f"maxmemory-policy is {policy}: the server may throw messages away; set it to noeviction"
+        )
+    if info.get("aof_enabled") == "0":
+        problems.append("appendonly is off: a restart of the server loses messages; set appendonly to yes")
+    return problems

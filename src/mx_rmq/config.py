@@ -1,0 +1,118 @@
+"""What can be set, checked when it is set."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from mx_rmq.errors import ConfigError
+from mx_rmq.ids import new_id
+from mx_rmq.keys import check_name
+from mx_rmq.retry import Retry
+
+DEFAULT_URL = "redis://localhost:6379/0"
+WEEK = 7 * 86400.0
+
+
+def _worker_name() -> str:
+    host = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in socket.gethostname())
+    return f"{host[:60] or 'host'}.{os.getpid()}.{new_id()[-6:]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The options of a queue; durations in seconds."""
+
+    url: str = field(default_factory=lambda: os.environ.get("MX_RMQ_URL", DEFAULT_URL), repr=False)
+    """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
+    name: str = "default"
+    """The queue: a namespace of topics."""
+    worker: str = field(default_factory=_worker_name)
+    """How this process is called in leases, histories and logs."""
+    concurrency: int = 64
+    """How many handlers run at once, over all topics."""
+    prefetch: int = 1000
+    """The most messages held ready beyond that; how many are held follows the pace of the handlers."""
+    lease: float = 15.0
+    """How long a message stays a worker's without a sign of life."""
+    timeout: float | None = 300.0
+    """How long a handler may run, unless it says otherwise; None for ever."""
+    retry: Retry = field(default_factory=Retry)
+    """When to try again, unless a handler says otherwise."""
+    crash_limit: int = 3
+    """How many workers a message may take down before it goes to the DLQ."""
+    ttl: float | None = WEEK
+    """How long a message lives, unless its producer says otherwise; None for ever."""
+    max_bytes: int = 1024 * 1024
+    """The largest message, envelope included."""
+    grace: float = 25.0
+    """How long running handlers may go on after a stop was asked for."""
+    socket_timeout: float = 5.0
+    """How long the server may take to answer before the connection counts as dead."""
+    patience: float = 30.0
+    """How long produce keeps trying while the server cannot be reached."""
+    poll: float = 2.0
+    """How often to look even if nothing says that there is work."""
+    dlq_max_age: float | None = None
+    """Dead messages older than this are deleted; None keeps them."""
+    dlq_max_count: int | None = None
+    """Dead messages beyond this many are deleted, oldest first; None keeps them."""
+    check: Literal["warn", "refuse", "off"] = "warn"
+    """What to do at the start when the server could lose messages."""
+
+    @classmethod
+    def of(cls, **options: Any) -> Config:
+        """Make a configuration from options.
+
+        Raises:
+            ConfigError: an option is unknown or makes no sense.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
+                raise ConfigError(f"there is no option {name!r}; {hint}")
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.name)
+        check_name("worker", self.worker)
+        for name in ("lease", "socket_timeout", "poll"):
+            _at_least(name, getattr(self, name), 0.01)
+        for name in ("grace", "patience"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("timeout", "ttl", "dlq_max_age"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0.001)
+        for name, least in (("concurrency", 1), ("prefetch", 0), ("crash_limit", 1), ("max_bytes", 256)):
+            _whole(name, getattr(self, name), least)
+        if self.dlq_max_count is not None:
+            _whole("dlq_max_count", self.dlq_max_count, 0)
+        if not isinstance(self.retry, Retry):
+            raise ConfigError(f"retry is {self.retry!r}, but wants a Retry(...)")
+        if self.check not in ("warn", "refuse", "off"):
+            raise ConfigError(f"check is {self.check!r}, but wants 'warn', 'refuse' or 'off'")
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password, for logs and errors."""
+        parts = urlsplit(self.url)
+        if parts.password is None:
+            return self.url
+        who = f"{parts.username or ''}:***@"
+        return urlunsplit(parts._replace(netloc=who + parts.netloc.rpartition("@")[2]))
+
+
+def _at_least(name: str, value: object, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+        raise ConfigError(f"{name} is {value!r}, but wants seconds, at least {least:g}")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}, but wants a whole number, at least {least}")

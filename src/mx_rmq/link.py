@@ -1,0 +1,155 @@
+"""One pipelined connection: commands are written at once, replies are resolved in order.
+
+redis-py makes the connection (TLS, authentication, database); then its transport is given to us, so
+that a call costs no pool check-out, no lock and no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import hiredis
+from redis.asyncio import ConnectionPool
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from mx_rmq.errors import ConfigError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+# Replies by which a server says "not now": it is starting, failing over or moving slots.
+NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED")
+
+_INCOMPLETE: Final = object()
+
+
+class Link:
+    """A connection that many callers share; opened when it is first used, and again after a loss.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        timeout: seconds without an answer after which the connection counts as dead, so that a
+            half-open socket is noticed.
+    """
+
+    def __init__(self, url: str, *, timeout: float) -> None:
+        try:
+            # RESP2: replies are plain values, and nothing is pushed that nobody asked for.
+            self._maker = ConnectionPool.from_url(url, protocol=2, socket_connect_timeout=timeout)
+        except ValueError as error:
+            raise ConfigError(f"the server's URL is wrong: {error}") from None
+        self._timeout = timeout
+        self._connecting = asyncio.Lock()
+        self._wire: _Wire | None = None
+        self._closed = 0
+
+    def execute_command(self, *args: Any) -> Awaitable[Any]:
+        """Send one command; its reply is awaited, not the sending."""
+        if self._wire is None or self._wire.lost:
+            return self._connect_and_send(args)
+        return self._wire.send(args)
+
+    async def _connect_and_send(self, args: tuple[Any, ...]) -> Any:
+        closed = self._closed
+        async with self._connecting:
+            if self._wire is None or self._wire.lost:
+                self._wire = await self._connect()
+        if closed != self._closed:  # meanwhile; a cancelled connect may come back all the same
+            self._wire.lose("closed")
+        return await self._wire.send(args)
+
+    async def _connect(self) -> _Wire:
+        connection = self._maker.make_connection()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await connection.connect()
+        except (RedisError, OSError) as error:
+            await connection.disconnect(nowait=True)
+            raise ServerUnavailable(f"no connection to the server: {error!s:.200}") from error
+        # The only private name used: redis-py has no other way to hand over what it opened.
+        return _Wire(connection, connection._writer.transport, self._timeout)
+
+    async def close(self) -> None:
+        """Close the connection; a later command would open it again."""
+        self._closed += 1
+        if self._wire is not None:
+            self._wire.lose("closed")
+
+
+class _Wire(asyncio.Protocol):
+    """One connection while it lasts."""
+
+    def __init__(self, connection: object, transport: asyncio.Transport, timeout: float) -> None:
+        self.lost = False
+        self._owner = connection  # its finalizer would close the transport
+        self._transport = transport
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._stream = transport.get_protocol()
+        transport.set_protocol(self)
+
+    def send(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.lost:
+            future.set_exception(ServerUnavailable("the connection was lost"))
+            return future
+        self._transport.write(hiredis.pack_command(args))
+        now = self._loop.time()
+        self._waiting.append((future, now))
+        if self._watch is None:
+            self._watch = self._loop.call_at(now + self._timeout, self._look)
+        return future
+
+    def lose(self, why: str) -> None:
+        """Give the connection up; everyone who waits for a reply is told."""
+        if self.lost:
+            return
+        self.lost = True
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ServerUnavailable(f"the connection was lost: {why}"))
+
+    def _look(self) -> None:
+        """Give up if the oldest command has waited too long for its reply."""
+        self._watch = None
+        if self._waiting:
+            due = self._waiting[0][1] + self._timeout
+            if due <= self._loop.time():
+                self.lose(f"no answer within {self._timeout:g} s")
+            else:
+                self._watch = self._loop.call_at(due, self._look)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                future, _ = self._waiting.popleft()
+                if future.done():
+                    continue
+                if isinstance(reply, hiredis.ReplyError):
+                    future.set_exception(_refusal(str(reply)))
+                else:
+                    future.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.lose(f"the server sent something that is no reply: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream.connection_lost(exc)
+        self.lose(str(exc) if exc else "closed by the server")
+
+
+def _refusal(text: str) -> Exception:
+    if text.startswith("NOSCRIPT"):
+        return NoScriptError(text)
+    if text.startswith(NOT_NOW):
+        return ServerUnavailable(f"the server cannot serve now: {text}")
+    return ResponseError(text)

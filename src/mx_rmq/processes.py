@@ -1,0 +1,130 @@
+"""Running a queue's worker as a program: in this process, or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import multiprocessing
+import multiprocessing.connection
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.errors import ConfigError
+from mx_rmq.queue import RedisMessageQueue
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+logger = logging.getLogger("mx_rmq")
+
+_QUICK = 5.0
+"""A process that lives shorter than this after its start is not started again at once."""
+
+
+def run(queue: RedisMessageQueue) -> None:
+    """Run a queue's worker until SIGTERM or SIGINT, on uvloop where it is installed."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(queue.run())
+
+
+def run_processes(queue: str, processes: int) -> int:
+    """Run a queue's worker in several processes until SIGTERM or SIGINT.
+
+    A process that dies is started anew. Each imports the queue by itself, so that nothing is shared.
+
+    Args:
+        queue: where to find it, as ``package.module:name``.
+        processes: how many.
+
+    Returns:
+        0 if all ended well after the signal, else 1.
+    """
+    if processes < 1:
+        raise ConfigError(f"processes is {processes!r}, but wants at least 1")
+    find_queue(queue)  # a wrong name is an error here, not one in every process
+    return _Supervisor(queue, processes).run()
+
+
+def find_queue(where: str) -> RedisMessageQueue:
+    """Import a queue named as ``package.module:name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = where.partition(":")
+    if not module or not name:
+        raise ConfigError(f"{where!r} names no queue; write it as package.module:name")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where!r} cannot be found: {error}") from error
+    if not isinstance(found, RedisMessageQueue):
+        raise ConfigError(f"{where!r} is a {type(found).__name__}, not a RedisMessageQueue")
+    return found
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _child(where: str) -> None:
+    run(find_queue(where))
+
+
+class _Supervisor:
+    def __init__(self, queue: str, processes: int) -> None:
+        self._queue = queue
+        self._count = processes
+        self._context = multiprocessing.get_context("spawn")
+        self._running: dict[BaseProcess, float] = {}
+        self._signals = 0
+
+    def run(self) -> int:
+        previous = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        worst = 0
+        try:
+            for _ in range(self._count):
+                self._start()
+            while self._running:
+                multiprocessing.connection.wait([process.sentinel for process in self._running], timeout=1.0)
+                for process in [p for p in self._running if not p.is_alive()]:
+                    worst = max(worst, self._ended(process))
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return worst
+
+    def _start(self) -> None:
+        process = self._context.Process(target=_child, args=(self._queue,))
+        process.start()
+        self._running[process] = time.monotonic()
+
+    def _ended(self, process: BaseProcess) -> int:
+        """Note a process's end; start another unless a stop was asked for."""
+        lived = time.monotonic() - self._running.pop(process)
+        if self._signals:
+            return 0 if process.exitcode == 0 else 1
+        fields = {"pid": process.pid, "exit_code": process.exitcode}
+        logger.error("process.died", extra=fields)
+        if lived < _QUICK:
+            time.sleep(1.0)
+        if not self._signals:
+            self._start()
+        return 0
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Pass a signal on; the second one reaches the workers as their second one."""
+        self._signals += 1
+        for process in self._running:
+            if process.is_alive() and process.pid is not None:
+                process.terminate()

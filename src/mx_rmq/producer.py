@@ -1,0 +1,214 @@
+"""Producing: from a payload and its options to a stored message, many callers in one script call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+from zlib import crc32
+
+import msgspec
+
+from mx_rmq.batching import Batcher
+from mx_rmq.errors import ConfigError, InvalidPayload
+from mx_rmq.ids import new_id
+from mx_rmq.keys import LANES, check_name
+from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
+from mx_rmq.records import NewMessage, Stored
+from mx_rmq.resend import resend
+from mx_rmq.store import check_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mx_rmq.config import Config
+    from mx_rmq.keys import Lane
+    from mx_rmq.shard import Shard
+
+DEFAULT: Final = "default"
+"""Stands for the queue's own lifetime, since None means no end."""
+
+Ttl = float | Literal["default"] | None
+
+_CHUNK: Final = 500
+_CHUNK_BYTES: Final = 1024 * 1024
+_MOST_BATCHERS: Final = 1000
+
+
+class Receipt(str):
+    """The id of a message, which knows whether it was stored now or had been there before."""
+
+    __slots__ = ("stored",)
+    stored: Stored
+
+    def __new__(cls, id_: str, stored: Stored) -> Receipt:
+        """A receipt for a message id."""
+        receipt = super().__new__(cls, id_)
+        receipt.stored = stored
+        return receipt
+
+    @property
+    def duplicate(self) -> bool:
+        """True if the id was taken, so that nothing was stored."""
+        return self.stored is not Stored.STORED
+
+
+def draft(
+    config: Config,
+    topic: str,
+    payload: Any,
+    *,
+    priority: Lane = "normal",
+    delay: float = 0.0,
+    ttl: Ttl = DEFAULT,
+    message_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    dedup_for: float = 0.0,
+) -> NewMessage:
+    """A message ready to be stored, every option checked.
+
+    Raises:
+        ConfigError, InvalidName, InvalidPayload: says which option, and what it should be.
+    """
+    if priority not in LANES:
+        raise ConfigError(f"priority is {priority!r}, but wants 'high', 'normal' or 'low'")
+    if delay and not _is_duration(delay):
+        raise ConfigError(f"delay is {delay!r}, but wants seconds")
+    lifetime = config.ttl
+    if ttl != DEFAULT:
+        lifetime = ttl
+        if lifetime is not None and not (_is_duration(lifetime) and lifetime > 0):
+            raise ConfigError(f"ttl is {ttl!r}, but wants seconds, or None for no end")
+    if dedup_for and not _is_duration(dedup_for):
+        raise ConfigError(f"dedup_for is {dedup_for!r}, but wants seconds")
+    if headers:
+        for name, value in headers.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise InvalidPayload(f"header {name!r} is {value!r}, but headers are strings")
+    message = Message(
+        v=FORMAT,
+        id=new_id() if message_id is None else check_name("message id", message_id),
+        topic=topic,
+        payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
+        priority=priority,
+        headers=dict(headers) if headers else {},
+        created_at=round(time.time(), 3),
+        ttl=lifetime,
+        dedup_for=dedup_for or None,
+    )
+    try:
+        body = encode_message(message)
+    except UnicodeEncodeError as error:
+        raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
+    return NewMessage(message.id, body, priority, lifetime, delay)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e11
+
+
+class Producer:
+    """Stores messages; calls that come together travel together."""
+
+    def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
+        self._config = config
+        self._shards = shards
+        self._batchers: dict[tuple[Shard, str, bool], Batcher[NewMessage, Stored]] = {}
+        self._calls = Calls()
+
+    def shard_of(self, id_: str) -> Shard:
+        """The shard that holds a message."""
+        shards = self._shards
+        return shards[0] if len(shards) == 1 else shards[crc32(id_.encode()) % len(shards)]
+
+    async def produce(self, topic: str, message: NewMessage) -> Receipt:
+        """Store one message, together with others that are produced meanwhile."""
+        shard = self.shard_of(message.id)
+        check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
+        stored = await self._batcher(shard, topic, message.delay > 0).add(message)
+        return Receipt(message.id, stored)
+
+    async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
+        """Store many messages in chunks, each stored whole or not at all.
+
+        While one chunk is on its way the next is being made; never more than two are, so an endless
+        iterable needs no endless memory.
+        """
+        receipts: list[Receipt] = []
+        under_way: list[tuple[list[NewMessage], asyncio.Task[Sequence[Stored]]]] = []
+        chunks: dict[tuple[Shard, bool], list[NewMessage]] = {}
+        order: dict[str, int] = {}
+        try:
+            for message in messages:
+                order.setdefault(message.id, len(order))
+                shard, delayed = self.shard_of(message.id), message.delay > 0
+                chunk = chunks.setdefault((shard, delayed), [])
+                chunk.append(message)
+                if len(chunk) == _CHUNK or len(chunk) * len(message.body) > _CHUNK_BYTES:
+                    del chunks[shard, delayed]
+                    under_way.append((chunk, self._send_soon(shard, topic, chunk)))
+                    await asyncio.sleep(0)  # lets the chunk leave while the next one is made
+                    if len(under_way) == 2:
+                        await _collect(*under_way.pop(0), receipts)
+            under_way += [
+                (chunk, self._send_soon(shard, topic, chunk)) for (shard, _), chunk in chunks.items()
+            ]
+            while under_way:
+                await _collect(*under_way.pop(0), receipts)
+        finally:
+            await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
+        if len(chunks) > 1:
+            receipts.sort(key=lambda receipt: order[receipt])
+        return receipts
+
+    def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[Sequence[Stored]]:
+        return asyncio.create_task(self._send(shard, topic, chunk[0].delay > 0, self._calls.name(), chunk))
+
+    def _batcher(self, shard: Shard, topic: str, delayed: bool) -> Batcher[NewMessage, Stored]:
+        key = (shard, topic, delayed)
+        batcher = self._batchers.get(key)
+        if batcher is None:
+            check_name("topic", topic)
+            if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
+                self._batchers = {k: b for k, b in self._batchers.items() if not b.idle}
+            send = partial(self._send, shard, topic, delayed, self._calls.name())
+            batcher = self._batchers[key] = Batcher(send, weigh=_weight)
+        return batcher
+
+    async def _send(
+        self, shard: Shard, topic: str, delayed: bool, producer: str, messages: Sequence[NewMessage]
+    ) -> Sequence[Stored]:
+        """One call, named so that it may be sent again after a lost reply without storing twice."""
+        produce = shard.store.produce_delayed if delayed else shard.store.produce
+        call = self._calls.number()
+        return await resend(
+            lambda: produce(topic, messages, producer=producer, call=call), patience=self._config.patience
+        )
+
+
+class Calls:
+    """Names for calls: a producer has one call under way at a time, and each call its number."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def name(self) -> str:
+        """A name no other producer has."""
+        return new_id()
+
+    def number(self) -> str:
+        """The next number."""
+        self._number += 1
+        return str(self._number)
+
+
+def _weight(message: NewMessage) -> int:
+    return len(message.body)
+
+
+async def _collect(
+    chunk: list[NewMessage], task: asyncio.Task[Sequence[Stored]], receipts: list[Receipt]
+) -> None:
+    stored = await task
+    receipts += [Receipt(message.id, status) for message, status in zip(chunk, stored, strict=True)]

@@ -1,0 +1,399 @@
+"""``RedisMessageQueue``: the front door. It puts the parts together and decides nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
+
+from mx_rmq import embedded
+from mx_rmq.audit import audit
+from mx_rmq.check import check_server
+from mx_rmq.config import Config
+from mx_rmq.dead_letters import DeadLetters
+from mx_rmq.errors import ConfigError, NoHandler
+from mx_rmq.handlers import Handler
+from mx_rmq.inspector import Inspector
+from mx_rmq.keys import check_name
+from mx_rmq.producer import DEFAULT, Producer, Receipt, draft
+from mx_rmq.reader import Reader
+from mx_rmq.records import Cancelled
+from mx_rmq.shard import Shard
+from mx_rmq.sync import SyncProducer
+from mx_rmq.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from mx_rmq.audit import AuditReport
+    from mx_rmq.handlers import Middleware
+    from mx_rmq.inspector import MessageFacts
+    from mx_rmq.keys import Lane
+    from mx_rmq.producer import Ttl
+    from mx_rmq.reader import Counts, WorkerFacts
+
+logger = logging.getLogger("mx_rmq")
+
+P = TypeVar("P")
+
+
+class RedisMessageQueue:
+    """A queue: produce to its topics, handle what is produced.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://``, ``embedded://`` (a private server in memory) or
+            ``embedded:///path`` (a persistent one); by default the variable ``MX_RMQ_URL``.
+        options: the fields of ``Config``: ``name``, ``concurrency``, ``lease``, …
+    """
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        if url is not None:
+            options["url"] = url
+        self.config = Config.of(**options)
+        self.sync = SyncProducer(self.config)
+        """The same queue for code without an event loop."""
+        self._handlers: dict[str, Handler[Any]] = {}
+        self._middleware: list[Middleware] = []
+        self._produce_middleware: list[Callable[..., Awaitable[Receipt]]] = []
+        self._opening = asyncio.Lock()
+        self._server: embedded.EmbeddedServer | None = None
+        self._shards: list[Shard] = []
+        self._producer: Producer | None = None
+        self._worker: Worker | None = None
+
+    # -- producing
+
+    async def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        priority: Lane = "normal",
+        delay: float = 0.0,
+        ttl: Ttl = DEFAULT,
+        message_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        dedup_for: float = 0.0,
+    ) -> Receipt:
+        """Store a message and return its id, once the server has it.
+
+        Args:
+            topic: who shall handle it.
+            payload: plain JSON values, a dataclass, a ``msgspec.Struct`` or a pydantic model.
+            priority: ``high`` before ``normal`` before ``low``; first in, first out in each.
+            delay: seconds before it may run.
+            ttl: seconds from then on after which it is dead instead of run; None for no end.
+            message_id: makes producing idempotent: while the id is taken, nothing is stored and the
+                receipt says ``duplicate``.
+            headers: strings for the handler's context.
+            dedup_for: seconds for which the id stays taken after the message is done.
+
+        Raises:
+            InvalidPayload, InvalidName, ConfigError, MessageTooLarge: nothing was stored, and why.
+            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether it was
+                stored is unknown; with the same ``message_id`` it may be produced again.
+        """
+        if self._produce_middleware:
+            return await self._produce_through(
+                topic,
+                payload,
+                {
+                    "priority": priority,
+                    "delay": delay,
+                    "ttl": ttl,
+                    "message_id": message_id,
+                    "headers": dict(headers or {}),
+                    "dedup_for": dedup_for,
+                },
+            )
+        message = draft(
+            self.config,
+            topic,
+            payload,
+            priority=priority,
+            delay=delay,
+            ttl=ttl,
+            message_id=message_id,
+            headers=headers,
+            dedup_for=dedup_for,
+        )
+        producer = self._producer or await self._open_producer()
+        return await producer.produce(topic, message)
+
+    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Store many messages, in chunks of which each is stored whole or not at all.
+
+        Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
+        """
+        check_name("topic", topic)
+        producer = self._producer or await self._open_producer()
+        if self._produce_middleware:
+            return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]
+        messages = (draft(self.config, topic, payload, **options) for payload in payloads)
+        return await producer.produce_many(topic, messages)
+
+    async def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+            producer = self._producer or await self._open_producer()
+            return await producer.produce(topic, draft(self.config, topic, payload, **options))
+
+        call: Callable[..., Awaitable[Receipt]] = last
+        for layer in reversed(self._produce_middleware):
+            call = _bind(layer, call)
+        return await call(topic, payload, options)
+
+    # -- handling
+
+    @overload
+    def handler(
+        self,
+        topic: str,
+        *,
+        retry: Any = None,
+        timeout: float | None = ...,
+        concurrency: int | None = None,
+    ) -> Callable[[Callable[Concatenate[P, ...], Any]], Handler[P]]: ...
+
+    @overload
+    def handler(
+        self,
+        topic: str,
+        *,
+        batch: int,
+        linger: float = 0.0,
+        retry: Any = None,
+        timeout: float | None = ...,
+        concurrency: int | None = None,
+    ) -> Callable[[Callable[Concatenate[list[P], ...], Any]], Handler[P]]: ...
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        retry: Any = None,
+        timeout: Any = DEFAULT,
+        concurrency: int | None = None,
+        batch: int | None = None,
+        linger: float = 0.0,
+    ) -> Any:
+        """Register a function for a topic.
+
+        The function takes a payload, or a payload and a ``Context``; with *batch* lists of both. An
+        ``async def`` runs in the event loop, a plain ``def`` in a thread.
+
+        Args:
+            topic: which; each has one handler.
+            retry: a ``Retry``, when to try again; by default the queue's.
+            timeout: seconds it may run, None for ever; by default the queue's.
+            concurrency: how many may run at once in this process; by default the queue's.
+            batch: hand over up to so many messages at once. A normal return completes all, an error
+                fails all, and a returned list gives each its own outcome: None, or an error.
+            linger: how many seconds to wait for a batch to fill.
+        """
+
+        def register(function: Callable[..., Any]) -> Handler[Any]:
+            if topic in self._handlers:
+                first = self._handlers[topic].__name__
+                raise ConfigError(f"topic {topic!r} already has the handler {first}; a topic has one")
+            if self._worker is not None:
+                raise ConfigError(f"the worker is running; register the handler of {topic!r} before that")
+            handler: Handler[Any] = Handler(
+                self,
+                topic,
+                function,
+                retry=retry,
+                timeout=self.config.timeout if timeout == DEFAULT else timeout,
+                concurrency=concurrency,
+                batch=batch,
+                linger=linger,
+            )
+            self._handlers[topic] = handler
+            return handler
+
+        return register
+
+    def middleware(self, layer: Middleware) -> Middleware:
+        """Put ``async def layer(call_next, payload, context)`` around every handler."""
+        self._middleware.append(layer)
+        return layer
+
+    def produce_middleware(self, layer: Any) -> Any:
+        """Put ``async def layer(call_next, topic, payload, options)`` around every produce."""
+        self._produce_middleware.append(layer)
+        return layer
+
+    # -- running
+
+    async def open(self) -> None:
+        """Connect and check the server; done by whatever needs it first."""
+        async with self._opening:
+            if self._shards:
+                return
+            url, private = self.config.url, self.config.url == "embedded://"
+            if url.startswith("embedded:"):
+                self._server = await asyncio.to_thread(embedded.open_url, url)
+                url = self._server.url
+            shards = [Shard(url, self.config)]
+            try:
+                if self.config.check != "off":
+                    for shard in shards:
+                        await check_server(Reader(shard.store), mode=self.config.check, private=private)
+            except BaseException:
+                await self._close(shards)
+                raise
+            self._shards, self._producer = shards, Producer(self.config, shards)
+
+    async def close(self) -> None:
+        """Stop the worker if it runs, and close every connection."""
+        await self.stop()
+        shards, self._shards, self._producer = self._shards, [], None
+        await self._close(shards)
+        self.sync.close()
+
+    async def _close(self, shards: list[Shard]) -> None:
+        for shard in shards:
+            await shard.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+            self._server = None
+
+    async def _open_producer(self) -> Producer:
+        await self.open()
+        assert self._producer is not None
+        return self._producer
+
+    def start(self) -> asyncio.Task[None]:
+        """Start handling inside a running application; await the result to know that it has begun."""
+        if not self._handlers:
+            raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
+        return asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        await self.open()
+        if self._worker is None:
+            self._worker = Worker(
+                self.config, self._shards, list(self._handlers.values()), list(self._middleware)
+            )
+
+    async def stop(self) -> None:
+        """Stop handling: claim no more, let handlers finish within the grace, give back the rest."""
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            await worker.stop()
+
+    async def run(self) -> None:
+        """Handle messages until SIGTERM or SIGINT; a second signal does not wait for handlers."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set() and worker is not None:
+                worker.hurry()
+            stop.set()
+
+        await self.start()
+        worker = self._worker
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, on_signal)
+        try:
+            await stop.wait()
+        finally:
+            try:
+                await self.close()
+            finally:
+                for number in signals:
+                    loop.remove_signal_handler(number)
+
+    async def __aenter__(self) -> RedisMessageQueue:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- operating
+
+    @property
+    def dlq(self) -> DeadLetters:
+        """The dead messages; the queue must be open."""
+        return DeadLetters(self._opened())
+
+    async def get(self, id_: str) -> MessageFacts:
+        """Where a message is and what is known of it."""
+        return await self._inspector().get(id_)
+
+    async def explain(self, id_: str) -> str:
+        """Why a message has not run, in a sentence."""
+        return await self._inspector().explain(id_)
+
+    async def counts(self) -> Counts:
+        """How the queue stands, topic by topic."""
+        return await self._inspector().counts()
+
+    async def workers(self) -> list[WorkerFacts]:
+        """The workers that have lately said that they live."""
+        return await self._inspector().workers()
+
+    async def cancel(self, id_: str) -> bool:
+        """Withdraw a message that has not started; False if it runs, is dead or is gone."""
+        check_name("message id", id_)
+        results = [await shard.store.cancel([id_]) for shard in self._opened()]
+        return [Cancelled.CANCELLED] in results
+
+    async def pause(self, topic: str) -> None:
+        """Stop the delivery of a topic everywhere; producing to it goes on."""
+        for shard in self._opened():
+            await shard.store.pause(topic)
+
+    async def resume(self, topic: str) -> None:
+        """Deliver a paused topic again."""
+        for shard in self._opened():
+            await shard.store.resume(topic)
+
+    async def purge(self, topic: str) -> int:
+        """Withdraw everything of a topic that is pending or delayed; returns how many there were."""
+        check_name("topic", topic)
+        purged = 0
+        for shard in self._opened():
+            left = 1
+            while left:
+                gone, left = await shard.store.purge(topic)
+                purged += gone
+            purged += await self._purge_delayed(shard, topic)
+        return purged
+
+    async def _purge_delayed(self, shard: Shard, topic: str) -> int:
+        reader, start, purged = Reader(shard.store), 0, 0
+        while ids := await reader.delayed_ids(start, 500):
+            own = [id_ for id_, of in zip(ids, await reader.topics_of(ids), strict=True) if of == topic]
+            cancelled = (await shard.store.cancel(own)).count(Cancelled.CANCELLED) if own else 0
+            purged += cancelled
+            start += len(ids) - cancelled
+        return purged
+
+    async def audit(self, *, repair: bool = False) -> list[AuditReport]:
+        """Check that every message is in exactly one place, one report per shard."""
+        return [await audit(shard.store, repair=repair, lease=self.config.lease) for shard in self._opened()]
+
+    def _inspector(self) -> Inspector:
+        return Inspector(self._opened())
+
+    def _opened(self) -> list[Shard]:
+        if not self._shards:
+            raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
+        return self._shards
+
+    def __repr__(self) -> str:
+        return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"
+
+
+def _bind(layer: Any, inner: Callable[..., Awaitable[Receipt]]) -> Callable[..., Awaitable[Receipt]]:
+    async def outer(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        receipt: Receipt = await layer(inner, topic, payload, options)
+        return receipt
+
+    return outer

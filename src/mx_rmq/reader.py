@@ -1,0 +1,176 @@
+"""Reading a queue for people: plain commands that change nothing, none on a message's path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mx_rmq.keys import PENDING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.store import Commands, Store
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A worker that has lately said that it lives."""
+
+    name: str
+    seen_at: float
+    topics: tuple[str, ...]
+    concurrency: int = 0
+    pid: int = 0
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounts:
+    """How a topic stands; the last ones since the queue began."""
+
+    pending: int = 0
+    processing: int = 0
+    paused: bool = False
+    produced: int = 0
+    completed: int = 0
+    retried: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How a queue stands."""
+
+    topics: dict[str, TopicCounts] = field(default_factory=dict)
+    delayed: int = 0
+    dead: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Over all topics."""
+        return sum(topic.pending for topic in self.topics.values())
+
+    @property
+    def processing(self) -> int:
+        """Over all topics."""
+        return sum(topic.processing for topic in self.topics.values())
+
+
+class Reader:
+    """Reads one shard."""
+
+    def __init__(self, store: Store) -> None:
+        self._commands: Commands = store.commands
+        self._keys = store.keys
+
+    async def counts(self) -> Counts:
+        """How every topic stands."""
+        counters = _pairs(await self._read("HGETALL", "counters"))
+        paused = set(await self._read("SMEMBERS", "paused"))
+        topics = {}
+        for raw in sorted(await self._read("SMEMBERS", "topics")):
+            topic = raw.decode()
+            pending = 0
+            for part in PENDING.values():
+                pending += await self._command("LLEN", self._keys.of_topic(topic, part))
+            events = {
+                event: int(counters.get(f"{topic}:{event}".encode(), 0))
+                for event in ("produced", "completed", "retried", "dead")
+            }
+            processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
+            topics[topic] = TopicCounts(pending, processing, raw in paused, **events)
+        return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
+
+    async def paused(self, topic: str) -> bool:
+        """Whether a topic is paused."""
+        return bool(await self._read("SISMEMBER", "paused", topic))
+
+    async def workers(self) -> list[WorkerFacts]:
+        """The workers that have lately said that they live."""
+        facts = _pairs(await self._read("HGETALL", "workers"))
+        seen = await self._read("ZRANGE", "workers_seen", 0, -1, "WITHSCORES")
+        workers = []
+        for name, score in _rows(seen):
+            if name in facts:
+                known: dict[str, Any] = msgspec.json.decode(facts[name])
+                topics = tuple(known.pop("topics", ()))
+                workers.append(WorkerFacts(name.decode(), float(score) / 1000, topics, **known))
+        return workers
+
+    async def message(self, id_: str) -> tuple[bytes | None, str, str | None, float | None, float | None]:
+        """A live message: its body, topic, lease, due time and deadline (seconds; None where it has none)."""
+        body, topic = await self._read("HMGET", "payload", id_, f"{id_}:queue")
+        due = await self._read("ZSCORE", "delay_tasks", id_)
+        deadline = await self._read("ZSCORE", "all_expire_monitor", id_)
+        lease = None
+        if topic is not None:
+            lease = await self._command("HGET", self._keys.of_topic(topic.decode(), "processing"), id_)
+        return body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline)
+
+    async def leases(self, topic: str) -> dict[str, str]:
+        """Every lease of a topic, by id."""
+        leases: dict[str, str] = {}
+        cursor = b"0"
+        while True:
+            key = self._keys.of_topic(topic, "processing")
+            cursor, rows = await self._command("HSCAN", key, cursor, "COUNT", 500)
+            leases |= {id_.decode(): lease.decode() for id_, lease in _rows(rows)}
+            if int(cursor) == 0:
+                return leases
+
+    async def dead_ids(self, start: int, count: int) -> list[tuple[str, float]]:
+        """Ids and times of death, latest first, from rank *start*."""
+        rows = await self._read("ZRANGE", "dlq", start, start + count - 1, "REV", "WITHSCORES")
+        return [(id_.decode(), float(score) / 1000) for id_, score in _rows(rows)]
+
+    async def died_at(self, id_: str) -> float | None:
+        """When a message died, None if it has not."""
+        return _seconds(await self._read("ZSCORE", "dlq", id_))
+
+    async def dead_fields(self, ids: Sequence[str], part: str) -> list[bytes | None]:
+        """One field of many dead messages: ``""`` the body, ``":queue"`` the topic, ``":error"`` why."""
+        if not ids:
+            return []
+        fields: list[bytes | None] = await self._read("HMGET", "dlq_payload", *(id_ + part for id_ in ids))
+        return fields
+
+    async def delayed_ids(self, start: int, count: int) -> list[str]:
+        """Ids of delayed messages, the next one due first."""
+        return [id_.decode() for id_ in await self._read("ZRANGE", "delay_tasks", start, start + count - 1)]
+
+    async def topics_of(self, ids: Sequence[str]) -> list[str]:
+        """The topics of live messages, empty for one that is gone."""
+        if not ids:
+            return []
+        return [_text(t) for t in await self._read("HMGET", "payload", *(f"{id_}:queue" for id_ in ids))]
+
+    async def info(self) -> dict[str, str]:
+        """The server's facts about itself."""
+        reply = await self._command("INFO")
+        lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    async def _command(self, *args: Any) -> Any:
+        return await self._commands.execute_command(*args)
+
+    async def _read(self, command: str, part: str, *args: Any) -> Any:
+        return await self._commands.execute_command(command, self._keys.of_queue(part), *args)
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode(errors="replace")
+
+
+def _seconds(score: bytes | None) -> float | None:
+    return None if score is None else float(score) / 1000
+
+
+def _rows(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(_rows(flat))

@@ -1,0 +1,89 @@
+"""A shard: one server's part of a queue. A queue has one or more; nothing here knows how many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from mx_rmq.errors import ServerUnavailable
+from mx_rmq.keys import Keys
+from mx_rmq.link import Link
+from mx_rmq.store import Store
+from mx_rmq.worker.settler import Settler
+
+if TYPE_CHECKING:
+    from mx_rmq.config import Config
+    from mx_rmq.worker.job import Job
+
+
+class Shard:
+    """The connections, the store and what a worker holds of one server.
+
+    Args:
+        url: of the server itself; never ``embedded://``.
+        config: of the queue.
+        number: which shard, or None if the queue has only one.
+    """
+
+    def __init__(self, url: str, config: Config, number: int | None = None) -> None:
+        self.url = url
+        self.keys = Keys(config.name, number)
+        self.link = Link(url, timeout=config.socket_timeout)
+        self.store = Store(self.link, self.keys, max_bytes=config.max_bytes)
+        self.held: set[Job] = set()
+        """What the worker holds a lease on; read by the lease keeper's thread."""
+        self.settler = Settler(self.store, self.forget, config.patience)
+        self._timeout = config.socket_timeout
+        self._server_ahead = 0.0
+
+    def forget(self, job: Job) -> None:
+        """Stop keeping a job's lease."""
+        self.held.discard(job)
+
+    def set_clock(self, server_now: float) -> None:
+        """Note the server's time, just received."""
+        self._server_ahead = server_now - asyncio.get_running_loop().time()
+
+    def server_time(self, loop_time: float) -> float:
+        """The server's time, in seconds since 1970, at an instant of the loop's clock."""
+        return loop_time + self._server_ahead
+
+    def blocking_link(self, longest: float) -> Link:
+        """A connection of its own for commands that wait up to *longest* seconds."""
+        return Link(self.url, timeout=self._timeout + longest)
+
+    def blocking_store(self) -> tuple[Store, BlockingCommands]:
+        """A store for use by ``run_blocking`` outside the event loop, and its connection."""
+        commands = BlockingCommands(self.url, self._timeout)
+        return Store(commands, self.keys, max_bytes=self.store.max_bytes), commands
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.link.close()
+
+
+class BlockingCommands:
+    """A connection that answers before its coroutine is ever suspended; see ``run_blocking``.
+
+    Safe to share between threads, and after a fork.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._redis = Redis.from_url(
+            url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None
+        )
+
+    async def execute_command(self, *args: Any) -> Any:
+        """Send a command and wait for its reply, holding the thread."""
+        try:
+            return self._redis.execute_command(*args)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()

@@ -1,0 +1,1 @@
+"""The worker: fetches, runs and settles messages, and keeps the queue moving."""

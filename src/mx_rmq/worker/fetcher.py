@@ -1,0 +1,123 @@
+"""Fetching: as many messages as there is room for, and a nap on the wake tokens when there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from mx_rmq.reader import Reader
+from mx_rmq.records import Delivery
+from mx_rmq.store import BATCH_LIMIT
+from mx_rmq.worker.job import Job
+from mx_rmq.worker.service import Service
+from mx_rmq.worker.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from mx_rmq.config import Config
+    from mx_rmq.shard import Shard
+    from mx_rmq.worker.pool import Pool
+
+
+logger = logging.getLogger("mx_rmq.worker")
+
+
+class Fetcher(Service):
+    """Claims from one shard for the pool.
+
+    A topic is hot while its last claim left entries behind or a token told of new ones. Only hot
+    topics are claimed from; every ``poll`` seconds all are, since a token may be lost.
+    """
+
+    def __init__(self, shard: Shard, pool: Pool, config: Config) -> None:
+        super().__init__("fetcher")
+        self._shard = shard
+        self._pool = pool
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = Wakeup(shard, config.poll)
+        self._topic_of = {shard.keys.of_topic(topic, "wake"): topic for topic in pool.topics}
+        self._hot: deque[str] = deque(pool.topics)
+        self._doubtful: set[str] = set()
+        """Topics whose last claim got no reply: it may have leased messages nobody knows of."""
+        self._polled_at = self._loop.time()
+
+    async def step(self) -> None:
+        """Claim once from every hot topic that has room, or wait."""
+        self._pool.pace()
+        if self._loop.time() - self._polled_at >= self._config.poll:
+            self._polled_at = self._loop.time()
+            self._heat(*self._pool.topics)
+        self._pool.room_made.clear()
+        fetched = False
+        for _ in range(len(self._hot)):
+            topic = self._hot.popleft()
+            room = self._pool.room(self._pool.topics[topic]) if self._pool.hungry else 0
+            if room and not self.stopping.is_set():
+                left, got = await self._claim(topic, room)
+                fetched = fetched or got
+                if not left:
+                    continue
+            self._hot.append(topic)
+        if not fetched and not self.stopping.is_set():
+            await self._wait()
+
+    async def _claim(self, topic: str, room: int) -> tuple[bool, bool]:
+        """Claim from one topic; whether entries are left, and whether any came."""
+        work = self._pool.topics[topic]
+        if topic in self._doubtful:
+            await self._give_back_unknown(topic)
+        self._doubtful.add(topic)
+        try:
+            claim = await self._shard.store.claim(
+                topic, room, lease=self._config.lease, holder=self._config.worker
+            )
+        except BaseException:
+            self._heat(topic)
+            raise
+        self._doubtful.discard(topic)
+        self._shard.set_clock(claim.now)
+        jobs = [Job(delivery, self._shard, work.handler, self._loop) for delivery in claim.deliveries]
+        self._shard.held.update(jobs)
+        self._pool.offer(work, jobs)
+        return claim.left > 0, bool(jobs)
+
+    async def _give_back_unknown(self, topic: str) -> None:
+        """Release what is leased to this worker without its knowledge, rather than let the leases run out."""
+        known = {(job.delivery.id, job.delivery.token) for job in self._shard.held}
+        unknown = []
+        for id_, lease in (await Reader(self._shard.store).leases(topic)).items():
+            token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
+            if holder == self._config.worker and (id_, token) not in known:
+                unknown.append(Delivery(id_, topic, token, b"", inf))
+        for start in range(0, len(unknown), BATCH_LIMIT):
+            await self._shard.store.release(topic, unknown[start : start + BATCH_LIMIT])
+        if unknown:
+            logger.info("claim.given_back", extra={"topic": topic, "messages": len(unknown)})
+
+    async def _wait(self) -> None:
+        """Wait for a token, for room or for the next poll."""
+        # Of a hot topic no token is taken: it is known to have entries, and others may want to know.
+        cold_keys = [
+            key for key, topic in self._topic_of.items() if topic not in self._hot and self._has_room(topic)
+        ]
+        events = (self._pool.room_made, self.stopping)
+        for key in await self._wakeup.wait(cold_keys, self._config.poll, *events):
+            topic = self._topic_of[key]
+            self._heat(topic)
+            if self.stopping.is_set() or not self._has_room(topic):
+                await self._shard.store.wake(topic)  # for a worker that can use it
+
+    def _has_room(self, topic: str) -> bool:
+        return self._pool.room(self._pool.topics[topic]) > 0
+
+    def _heat(self, *topics: str) -> None:
+        for topic in topics:
+            if topic not in self._hot:
+                self._hot.append(topic)
+
+    async def close(self) -> None:
+        """Give up waiting for tokens."""
+        await self._wakeup.close()

@@ -1,0 +1,87 @@
+"""A delivery in a worker's hands."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mx_rmq.handlers import Handler
+    from mx_rmq.message import Message
+    from mx_rmq.records import Delivery
+    from mx_rmq.shard import Shard
+
+
+class End(Enum):
+    """Why a running handler is to end before it has."""
+
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    STOP = "stop"
+
+
+class Job:
+    """One delivery, from the claim until it is settled."""
+
+    __slots__ = (
+        "_lost",
+        "_runner",
+        "deadline",
+        "delivery",
+        "end",
+        "handler",
+        "loop",
+        "message",
+        "payload",
+        "shard",
+        "started_at",
+    )
+
+    def __init__(
+        self, delivery: Delivery, shard: Shard, handler: Handler[Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.delivery = delivery
+        self.shard = shard
+        self.handler = handler
+        self.loop = loop
+        self.message: Message | None = None
+        """What was stored, once it has been read."""
+        self.payload: Any = None
+        self.deadline = inf
+        """When its handler times out, by the loop's clock; the lease is not extended past it."""
+        self.started_at = 0.0
+        self.end: End | None = None
+        self._runner: asyncio.Task[Any] | None = None
+        self._lost: asyncio.Event | None = None
+
+    def begin(self, runner: asyncio.Task[Any] | None, now: float) -> None:
+        """The handler is about to be called, in *runner*."""
+        self._runner = runner
+        timeout = self.handler.timeout
+        self.deadline = inf if timeout is None else now + timeout
+
+    def finish(self) -> None:
+        """The handler has ended; nothing can stop it any more."""
+        self._runner = None
+        self.deadline = inf
+
+    def stop(self, end: End) -> None:
+        """End the handler from outside, if it still runs, or before it begins."""
+        if self.end is None:
+            self.end = end
+            if end is End.LOST and self._lost is not None:
+                self._lost.set()
+            # A lost message is no reason to stop the others of its batch.
+            if self._runner is not None and not (end is End.LOST and self.handler.is_batch):
+                self._runner.cancel()
+
+    @property
+    def lost_event(self) -> asyncio.Event:
+        """Set when the lease is lost; made only if somebody asks."""
+        if self._lost is None:
+            self._lost = asyncio.Event()
+            if self.end is End.LOST:
+                self._lost.set()
+        return self._lost

@@ -1,0 +1,171 @@
+"""The runners' work: what is ready, who is idle, and how much more the worker wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.handlers import Handler
+    from mx_rmq.worker.job import Job
+
+_PACE_WINDOW = 0.01
+_PREFETCH_AHEAD = 0.03
+
+
+class TopicWork:
+    """The ready and running jobs of one topic."""
+
+    __slots__ = ("handler", "limit", "lingering", "queued", "ready", "ripe", "runs")
+
+    def __init__(self, handler: Handler[Any], concurrency: int) -> None:
+        self.handler = handler
+        self.limit = min(handler.concurrency or concurrency, concurrency)
+        self.ready: deque[Job] = deque()
+        self.runs = 0
+        """Handler calls under way."""
+        self.queued = False
+        """Whether the topic is in the line of those that could run now."""
+        self.ripe = False
+        """Whether a batch has waited long enough to run though it is not full."""
+        self.lingering: asyncio.TimerHandle | None = None
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a run could start now."""
+        if not self.ready or self.runs >= self.limit:
+            return False
+        return len(self.ready) >= self.handler.batch or self.ripe or not self.handler.linger
+
+
+class Pool:
+    """Hands ready jobs to idle runners, topics taking turns, each within its own concurrency."""
+
+    def __init__(self, handlers: Iterable[Handler[Any]], concurrency: int, most_prefetch: int) -> None:
+        self.concurrency = concurrency
+        self.topics = {handler.topic: TopicWork(handler, concurrency) for handler in handlers}
+        self.room_made = asyncio.Event()
+        self.all_idle = asyncio.Event()
+        self.all_idle.set()
+        self._loop = asyncio.get_running_loop()
+        self._batches = any(work.handler.batch > 1 for work in self.topics.values())
+        self._line: deque[TopicWork] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._ready = 0
+        self._runs = 0
+        self._most_prefetch = most_prefetch
+        self._prefetch = 0
+        self._finished = 0
+        self._measured_at = self._loop.time()
+
+    # -- jobs
+
+    def offer(self, topic: TopicWork, jobs: list[Job]) -> None:
+        """Make jobs ready and wake runners for them."""
+        topic.ready.extend(jobs)
+        self._ready += len(jobs)
+        self._enqueue(topic)
+        for _ in range(min(len(jobs), len(self._idle))):
+            self._wake_one()
+
+    def take(self) -> tuple[TopicWork, list[Job]] | None:
+        """What to run next: one job, or a batch of them for a batch handler."""
+        if not self._line:
+            return None
+        topic = self._line.popleft()
+        topic.queued = topic.ripe = False
+        ready = topic.ready
+        batch = topic.handler.batch
+        jobs = [ready.popleft()] if batch == 1 else [ready.popleft() for _ in range(min(batch, len(ready)))]
+        topic.runs += 1
+        self._runs += 1
+        self._ready -= len(jobs)
+        self.all_idle.clear()
+        if ready:
+            self._enqueue(topic)
+        return topic, jobs
+
+    async def some_work(self) -> None:
+        """Wait until there is something to take."""
+        idle = self._loop.create_future()
+        self._idle.append(idle)
+        await idle
+
+    def finished(self, topic: TopicWork, count: int) -> None:
+        """Free what ``take`` gave."""
+        topic.runs -= 1
+        self._runs -= 1
+        self._finished += count
+        if topic.ready:
+            self._enqueue(topic)
+            if self._line and self._idle:
+                self._wake_one()
+        if self._runs == 0:
+            self.all_idle.set()
+        if self.hungry:
+            self.room_made.set()
+
+    def drain(self) -> list[Job]:
+        """Take back every job that has not started."""
+        jobs: list[Job] = []
+        for topic in self.topics.values():
+            jobs += topic.ready
+            topic.ready.clear()
+            topic.queued = False
+            if topic.lingering is not None:
+                topic.lingering.cancel()
+        self._line.clear()
+        self._ready = 0
+        return jobs
+
+    def _enqueue(self, topic: TopicWork) -> None:
+        if topic.queued:
+            return
+        if topic.runnable:
+            topic.queued = True
+            self._line.append(topic)
+        elif topic.ready and topic.lingering is None and topic.handler.linger:
+            topic.lingering = self._loop.call_later(topic.handler.linger, self._ripen, topic)
+
+    def _ripen(self, topic: TopicWork) -> None:
+        topic.lingering = None
+        topic.ripe = bool(topic.ready)
+        self._enqueue(topic)
+        if topic.queued:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                return
+
+    # -- room
+
+    @property
+    def hungry(self) -> bool:
+        """True if it is worth asking for messages: at once when none is ready, else by the half."""
+        return self._ready == 0 or 2 * self._ready <= self._prefetch or self._batches
+
+    def room(self, topic: TopicWork) -> int:
+        """How many messages of a topic could be taken in."""
+        slots = min(self.concurrency - self._runs, topic.limit - topic.runs)
+        own = slots * topic.handler.batch + self._prefetch - len(topic.ready)
+        total = (self.concurrency - self._runs) * topic.handler.batch + self._prefetch - self._ready
+        return max(0, min(own, total, 1000))
+
+    def pace(self) -> None:
+        """Set how many messages to hold ready: what was finished in the last moments.
+
+        Handlers that take long hold none, so that other workers get them; quick ones hold enough for
+        large batches.
+        """
+        now = self._loop.time()
+        passed = now - self._measured_at
+        if passed >= _PACE_WINDOW:
+            self._prefetch = min(self._most_prefetch, int(self._finished / passed * _PREFETCH_AHEAD))
+            self._finished, self._measured_at = 0, now

@@ -1,0 +1,135 @@
+"""Running jobs: open the message, attempt it, settle the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from mx_rmq import errors
+from mx_rmq.errors import UnreadableMessage
+from mx_rmq.message import Attempt as PastAttempt
+from mx_rmq.message import Death, decode_message, describe, encode_death, encode_message
+from mx_rmq.outcome import Abandoned, Again, Dead, Done, Outcome
+from mx_rmq.worker.attempt import Attempt, uncancel
+from mx_rmq.worker.job import End
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.handlers import Middleware
+    from mx_rmq.worker.job import Job
+    from mx_rmq.worker.pool import Pool
+    from mx_rmq.worker.threads import Threads
+
+logger = logging.getLogger("mx_rmq.worker")
+
+_TURNS = 32
+"""Runs after which a runner lets others have the loop, should its handlers never wait for anything."""
+
+
+class Runner:
+    """Takes jobs from the pool for ever; a worker runs it in as many coroutines as handlers may run."""
+
+    def __init__(self, pool: Pool, threads: Threads, worker: str, middleware: Sequence[Middleware]) -> None:
+        self._pool = pool
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._attempts = {
+            topic: Attempt(work.handler, threads, middleware) for topic, work in pool.topics.items()
+        }
+
+    async def run(self) -> None:
+        """Run jobs until cancelled from outside while none is running."""
+        turns = 0
+        while True:
+            taken = self._pool.take()
+            if taken is None:
+                await self._pool.some_work()
+                continue
+            work, jobs = taken
+            try:
+                await self._run(self._attempts[work.handler.topic], jobs)
+            except asyncio.CancelledError:
+                # A handler may cancel its own task; that is no reason to lose a runner.
+                uncancel()
+            finally:
+                self._pool.finished(work, len(jobs))
+            turns += 1
+            if turns % _TURNS == 0:
+                await asyncio.sleep(0)
+
+    async def _run(self, attempt: Attempt, jobs: list[Job]) -> None:
+        now, task = self._loop.time(), asyncio.current_task()
+        fit = []
+        for job in jobs:
+            outcome = self._open(job, now)
+            if outcome is None:
+                job.begin(task, now)
+                fit.append(job)
+            else:
+                self._settle(job, outcome)
+        if fit:
+            outcomes = await attempt(fit)
+            for job, outcome in zip(fit, outcomes, strict=True):
+                job.finish()
+                self._settle(job, outcome)
+
+    def _open(self, job: Job, now: float) -> Outcome | None:
+        """Read the message and its payload; an outcome if it must not run."""
+        job.started_at = now
+        if job.end is not None:
+            return Abandoned()
+        try:
+            job.message = message = decode_message(job.delivery.body)
+            if job.delivery.expires_at <= job.shard.server_time(now):
+                return _unfit("expired", f"its lifetime of {message.ttl or 0:g} s was over")
+            job.payload = job.handler.payload_type.decode(message.payload)
+        except UnreadableMessage as error:
+            return _unfit("unparsable", describe(error), error)
+        except errors.InvalidPayload as error:
+            return _unfit("invalid", describe(error), error)
+        return None
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        settler = job.shard.settler
+        match outcome:
+            case Done():
+                settler.complete(job, (job.message and job.message.dedup_for) or 0.0)
+            case Again(delay, error):
+                settler.retry(job, delay, self._failed(job, error))
+                self._log(logging.INFO, "message.retried", job, error=error, delay=delay)
+            case Dead(death, attempted):
+                body = self._failed(job, death.error) if attempted else b""
+                settler.move_to_dlq(job, body, encode_death(death))
+                self._log(logging.WARNING, "message.dead", job, error=death.error, reason=death.reason)
+            case Abandoned() if job.end is End.STOP:
+                settler.release(job)
+            case Abandoned():
+                job.shard.forget(job)
+                self._log(logging.WARNING, "lease.lost", job)
+
+    def _failed(self, job: Job, error: str) -> bytes:
+        """The message's new body, with this attempt in its history."""
+        message = job.message
+        assert message is not None
+        message.attempts += 1
+        message.remember(
+            PastAttempt(
+                at=round(job.shard.server_time(job.started_at), 3),
+                worker=self._worker,
+                took=round(self._loop.time() - job.started_at, 4),
+                error=error,
+            )
+        )
+        return encode_message(message)
+
+    def _log(self, level: int, event: str, job: Job, **fields: object) -> None:
+        delivery = job.delivery
+        logger.log(level, event, extra={"topic": delivery.topic, "id": delivery.id, **fields})
+
+
+def _unfit(reason: str, text: str, error: Exception | None = None) -> Dead:
+    """Why a message goes to the DLQ without having run."""
+    kind = type(error).__name__ if error else ""
+    return Dead(Death(reason=reason, error=text, kind=kind), attempted=False)

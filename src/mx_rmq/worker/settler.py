@@ -1,0 +1,107 @@
+"""Settling: every outcome becomes one script call, many outcomes at a time."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mx_rmq.batching import Batcher
+from mx_rmq.errors import MxRmqError
+from mx_rmq.records import Settled
+from mx_rmq.resend import resend
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from mx_rmq.store import Store
+    from mx_rmq.worker.job import Job
+
+logger = logging.getLogger("mx_rmq.worker")
+
+Verb = str
+Item = tuple["Job", float, bytes, bytes]
+"""A job with its delay or memory in seconds, its new body and its error."""
+
+
+class Settler:
+    """Ends deliveries on one shard. Nobody waits for it: a lost lease is logged, not raised.
+
+    Args:
+        store: where.
+        forget: called with each job that is settled, or given up because the server is away.
+        patience: how long to try while the server is away; after that the lease runs out and the
+            message is delivered again.
+    """
+
+    def __init__(self, store: Store, forget: Callable[[Job], None], patience: float) -> None:
+        self._store = store
+        self._forget = forget
+        self._patience = patience
+        self._batchers: dict[tuple[Verb, str], Batcher[Item, Settled]] = {}
+
+    def complete(self, job: Job, dedup_for: float) -> None:
+        """The handler succeeded."""
+        self._batcher("complete", job.delivery.topic).put((job, dedup_for, b"", b""))
+
+    def retry(self, job: Job, delay: float, body: bytes) -> None:
+        """It is to be tried again."""
+        self._batcher("retry", job.delivery.topic).put((job, delay, body, b""))
+
+    def move_to_dlq(self, job: Job, body: bytes, error: bytes) -> None:
+        """It is dead."""
+        self._batcher("move_to_dlq", job.delivery.topic).put((job, 0.0, body, error))
+
+    def release(self, job: Job) -> None:
+        """It never started, or was stopped with its worker."""
+        self._batcher("release", job.delivery.topic).put((job, 0.0, b"", b""))
+
+    async def drained(self) -> None:
+        """Wait until everything is settled."""
+        for batcher in list(self._batchers.values()):
+            await batcher.drained()
+
+    def _batcher(self, verb: Verb, topic: str) -> Batcher[Item, Settled]:
+        batcher = self._batchers.get((verb, topic))
+        if batcher is None:
+            send = partial(self._settle, verb, topic)
+            batcher = Batcher(send, weigh=_weight)
+            self._batchers[verb, topic] = batcher
+        return batcher
+
+    async def _settle(self, verb: Verb, topic: str, items: Sequence[Item]) -> Sequence[Settled]:
+        try:
+            statuses = await resend(lambda: self._call(verb, topic, items), patience=self._patience)
+        except MxRmqError as error:
+            for job, *_ in items:
+                self._forget(job)
+            logger.error(
+                "settle.failed",
+                extra={"verb": verb, "topic": topic, "messages": len(items), "error": str(error)},
+            )
+            raise
+        for (job, *_), status in zip(items, statuses, strict=True):
+            self._forget(job)
+            if status is not Settled.DONE:
+                fields = {"verb": verb, "topic": topic, "id": job.delivery.id, "token": job.delivery.token}
+                logger.warning("lease.lost", extra=fields)
+        return statuses
+
+    def _call(self, verb: Verb, topic: str, items: Sequence[Item]) -> Awaitable[list[Settled]]:
+        match verb:
+            case "complete":
+                return self._store.complete(topic, [(job.delivery, memory) for job, memory, _, _ in items])
+            case "retry":
+                return self._store.retry(
+                    topic, [(job.delivery, delay, body) for job, delay, body, _ in items]
+                )
+            case "move_to_dlq":
+                return self._store.move_to_dlq(
+                    topic, [(job.delivery, body, error) for job, _, body, error in items]
+                )
+            case _:
+                return self._store.release(topic, [job.delivery for job, *_ in items])
+
+
+def _weight(item: Item) -> int:
+    return len(item[2])
