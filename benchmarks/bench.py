@@ -1,0 +1,114 @@
+"""What the benchmarks share: a server, steady cores, and ready-made messages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.ids import new_id
+from mx_rmq.keys import Keys
+from mx_rmq.link import Link
+from mx_rmq.message import Message, encode_message, encode_payload
+from mx_rmq.reader import Reader
+from mx_rmq.records import NewMessage
+from mx_rmq.store import Store
+
+PAYLOAD = {"order_id": "A-100", "amount": 99.5, "items": [1, 2, 3], "note": "x" * 38}
+"""Just 100 bytes as JSON."""
+
+BATCH = 100
+
+_SPINNER = """
+import os, select, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextmanager
+def steady_cores() -> Iterator[None]:
+    """Keep the cores awake with processes that run only when nothing else does.
+
+    On a virtual machine, waking a halted core costs more than a round trip to the server.
+    """
+    spinners = []
+    if hasattr(os, "SCHED_IDLE"):
+        spinners = [
+            subprocess.Popen([sys.executable, "-c", _SPINNER], stdin=subprocess.PIPE)
+            for _ in range(os.cpu_count() or 1)
+        ]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.communicate()
+
+
+@dataclass
+class Bench:
+    """A fresh server with a raw store beside it."""
+
+    server: EmbeddedServer
+    store: Store
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    async def clear(self) -> None:
+        await self.store.commands.execute_command("FLUSHALL", "SYNC")
+
+    async def cpu(self) -> float:
+        """Seconds of processor time the server has used."""
+        info = await Reader(self.store).info()
+        return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+    async def memory(self) -> int:
+        return int((await Reader(self.store).info())["used_memory"])
+
+
+@asynccontextmanager
+async def fresh() -> AsyncIterator[Bench]:
+    with EmbeddedServer.open() as server:
+        link = Link(server.url, timeout=30)
+        try:
+            yield Bench(server, Store(link, Keys("bench")))
+        finally:
+            await link.close()
+
+
+def message(topic: str = "orders", delay: float = 0.0) -> NewMessage:
+    id_ = new_id()
+    stored = Message(
+        v=1,
+        id=id_,
+        topic=topic,
+        payload=encode_payload(PAYLOAD),
+        created_at=round(time.time(), 3),
+        ttl=604800.0,
+    )
+    return NewMessage(id_, encode_message(stored), ttl=604800.0, delay=delay)
+
+
+def batches(count: int, delay: float = 0.0) -> Iterator[list[NewMessage]]:
+    for start in range(0, count, BATCH):
+        yield [message(delay=delay) for _ in range(min(BATCH, count - start))]
+
+
+async def fill(store: Store, count: int) -> None:
+    """Make a backlog."""
+    for batch in batches(count):
+        await store.produce("orders", batch)
+
+
+async def best(rounds: int, measure: Callable[[], Awaitable[float]]) -> float:
+    """The highest of a few measurements: whatever else runs on the machine only makes it slower."""
+    return max([await measure() for _ in range(rounds)])

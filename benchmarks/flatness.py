@@ -1,0 +1,98 @@
+"""The server's cost per message as the queue grows, and what a message weighs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from benchmarks.bench import BATCH, Bench, batches, fill, fresh
+from benchmarks.rows import Row
+from mx_rmq.message import Death, encode_death
+from mx_rmq.records import Replay
+from mx_rmq.store import Store
+
+ROUNDS = 300
+ERROR = encode_death(Death(reason="failed", error="ValueError: no", kind="ValueError"))
+
+
+async def flatness(scale: float) -> AsyncIterator[Row]:
+    sizes = [
+        ("backlog", "1,000 to 1,000,000", 1_000, 1_000_000, fill, pass_through),
+        ("in flight", "100 to 50,000", 100, 50_000, hold, pass_through),
+        ("delayed", "1,000 to 1,000,000", 1_000, 1_000_000, delay, promote),
+        ("DLQ", "100 to 100,000", 100, 100_000, bury, die_and_return),
+    ]
+    for what, span, small, large, prepare, cycle in sizes:
+        async with fresh() as bench:
+            few = await cost(bench, small, prepare, cycle)
+        async with fresh() as bench:
+            many = await cost(bench, round(large * scale), prepare, cycle)
+        yield Row(f"server CPU per message, {what} of {small:,}", few * 1e6, "µs")
+        yield Row(f"server CPU per message, {what} {span}", many / few, "x", "<= 1.5")
+
+
+async def weight(scale: float) -> Iterator[Row]:
+    count = round(100_000 * scale)
+    async with fresh() as bench:
+        before = await bench.memory()
+        await fill(bench.store, count)
+        after = await bench.memory()
+    return iter([Row("server memory per pending message", (after - before) / count, "bytes", "<= 450")])
+
+
+async def cost(
+    bench: Bench,
+    size: int,
+    prepare: Callable[[Store, int], Awaitable[None]],
+    cycle: Callable[[Store], Awaitable[None]],
+) -> float:
+    """Seconds of the server's processor time per message, at a steady size of the queue."""
+    await prepare(bench.store, size)
+    for _ in range(20):
+        await cycle(bench.store)
+    before = await bench.cpu()
+    for _ in range(ROUNDS):
+        await cycle(bench.store)
+    return (await bench.cpu() - before) / (ROUNDS * BATCH)
+
+
+async def pass_through(store: Store) -> None:
+    (batch,) = batches(BATCH)
+    await store.produce("orders", batch)
+    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])
+
+
+async def hold(store: Store, size: int) -> None:
+    await fill(store, size)
+    for _ in range(0, size, BATCH):
+        await store.claim("orders", BATCH, lease=600, holder="holder")
+
+
+async def delay(store: Store, size: int) -> None:
+    for batch in batches(size, delay=3600.0):
+        await store.produce_delayed("orders", batch)
+
+
+async def promote(store: Store) -> None:
+    (batch,) = batches(BATCH, delay=0.0)
+    await store.produce_delayed("orders", batch)
+    await store.promote()
+    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])
+
+
+async def bury(store: Store, size: int) -> None:
+    await fill(store, size)
+    for _ in range(0, size, BATCH):
+        claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+        await store.move_to_dlq("orders", [(delivery, b"", ERROR) for delivery in claim.deliveries])
+
+
+async def die_and_return(store: Store) -> None:
+    (batch,) = batches(BATCH)
+    await store.produce("orders", batch)
+    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    await store.move_to_dlq("orders", [(delivery, b"", ERROR) for delivery in claim.deliveries])
+    await store.replay([Replay(message.id, ttl=600.0) for message in batch])
+    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])

@@ -1,0 +1,30 @@
+"""Producing from code without an event loop: a script, a Django or a Flask view."""
+
+import asyncio
+
+from mx_rmq import RedisMessageQueue
+
+mq = RedisMessageQueue("embedded:///tmp/mx-rmq-example")
+
+
+@mq.handler("mails")
+async def send(payload: dict[str, str]) -> None:
+    print(f"mail to {payload['to']}")
+
+
+def view() -> str:
+    """What a web framework would call, in any thread."""
+    return mq.sync.produce("mails", {"to": "ada@example.org"})
+
+
+async def work() -> None:
+    async with mq:
+        await mq.start()
+        while (await mq.counts()).topics["mails"].completed == 0:
+            await asyncio.sleep(0.02)
+        await mq.purge("mails")
+
+
+if __name__ == "__main__":
+    view()
+    asyncio.run(work())
