@@ -92,6 +92,8 @@ class Batcher(Generic[Item, Result]):
     async def _deliver(self, items: list[Item], futures: list[asyncio.Future[Result] | None]) -> None:
         try:
             results = await self._send(items)
+            if len(results) != len(items):
+                raise ValueError(f"{len(results)} results for {len(items)} items")
         except asyncio.CancelledError:
             for future in futures:
                 if future is not None:

@@ -165,7 +165,8 @@ class DeadLetters:
         deleted = 0
         for shard in self._shards:
             async for letters in self._pages(shard, topic, error):
-                deleted += await shard.store.delete_dead([letter.id for letter in letters])
+                ids, deaths = [one.id for one in letters], [one.died_at for one in letters]
+                deleted += await shard.store.delete_dead(ids, deaths)
         return deleted
 
     async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:

@@ -65,8 +65,12 @@ class RetryLater(MxRmqError):
     It counts as a failed attempt; without a delay the retry policy says how long to wait.
     """
 
+    delay: float | None = None
+
     def __init__(self, delay: float | None = None, reason: str = "the handler asked for it") -> None:
         super().__init__(reason)
+        if delay is not None and not (isinstance(delay, int | float) and delay < 1e11):
+            raise ConfigError(f"RetryLater got {delay!r}, but wants seconds, or None for the policy's wait")
         self.delay = delay
         self.reason = reason
 

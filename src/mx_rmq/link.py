@@ -14,13 +14,24 @@ import hiredis
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.connect import connections
+from mx_rmq.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-# Replies by which a server says "not now": it is starting, failing over or moving slots.
-NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED")
+# Replies by which a server says "not now": it is starting, failing over, moving slots, without its
+# replicas or in the middle of somebody's endless script. It has done nothing.
+NOT_NOW: Final = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "UNBLOCKED",
+    "NOREPLICAS",
+    "BUSY ",
+)
 
 _INCOMPLETE: Final = object()
 
@@ -35,11 +46,7 @@ class Link:
     """
 
     def __init__(self, url: str, *, timeout: float) -> None:
-        try:
-            # RESP2: replies are plain values, and nothing is pushed that nobody asked for.
-            self._maker = ConnectionPool.from_url(url, protocol=2, socket_connect_timeout=timeout)
-        except ValueError as error:
-            raise ConfigError(f"the server's URL is wrong: {error}") from None
+        self._maker = connections(ConnectionPool, url, socket_connect_timeout=timeout)
         self._timeout = timeout
         self._connecting = asyncio.Lock()
         self._wire: _Wire | None = None

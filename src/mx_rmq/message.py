@@ -57,15 +57,19 @@ def shorten(text: str) -> str:
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 
-def describe(error: BaseException) -> str:
-    """An error in one short text: its class and what it says."""
+def what_it_says(error: BaseException) -> str:
+    """An error's own words, as a short text that can be stored."""
     try:
         said = str(error)
     except Exception:  # a handler's own exception may fail even at this
         said = "(its text cannot be read)"
-    name = type(error).__name__
-    text = f"{name}: {said}" if said else name
-    return shorten(text.encode(errors="replace").decode())
+    return shorten(said.encode(errors="replace").decode())
+
+
+def describe(error: BaseException) -> str:
+    """An error in one short text: its class and what it says."""
+    name, said = type(error).__name__, what_it_says(error)
+    return shorten(f"{name}: {said}" if said else name)
 
 
 class Death(msgspec.Struct, omit_defaults=True, kw_only=True):

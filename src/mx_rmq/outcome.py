@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mx_rmq import errors
-from mx_rmq.message import Death, describe
+from mx_rmq.message import Death, describe, what_it_says
 
 if TYPE_CHECKING:
     from mx_rmq.retry import Retry
@@ -49,9 +49,7 @@ def judge(error: BaseException, attempts: int, retry: Retry) -> Again | Dead:
     """What follows from the error that ended attempt number *attempts*."""
     text = describe(error)
     if isinstance(error, errors.Dead):
-        return Dead(Death(reason="rejected", error=error.reason, kind="Dead"))
-    if isinstance(error, errors.InvalidPayload):
-        return Dead(Death(reason="invalid", error=text, kind=type(error).__name__), attempted=False)
+        return Dead(Death(reason="rejected", error=what_it_says(error), kind="Dead"))
     delay = retry.delay(attempts, error)
     if delay is None:
         return Dead(Death(reason="failed", error=text, kind=type(error).__name__))

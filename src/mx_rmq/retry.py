@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite, isnan
 
 from mx_rmq.errors import ConfigError
+
+logger = logging.getLogger("mx_rmq")
 
 Backoff = str | Sequence[float] | Callable[[int, BaseException], float]
 
@@ -21,7 +25,7 @@ class Retry:
         max_attempts: how often the handler runs at most; 1 means never again.
         backoff: ``"exponential"`` (a random wait of up to base, 2 base, 4 base, … at most cap),
             ``"fixed"`` (base each time), a list of waits (the last one repeats), or a function of the
-            number of failed attempts and the error.
+            number of failed attempts and the error; if that fails itself, waits are exponential.
         base: seconds.
         cap: the longest wait in seconds.
         never: errors that are not worth another attempt.
@@ -45,22 +49,51 @@ class Retry:
                 raise ConfigError(
                     f"backoff is {self.backoff!r}, but wants 'exponential', 'fixed', a list or a function"
                 )
-        elif not callable(self.backoff) and (not self.backoff or min(self.backoff) < 0):
+        elif not callable(self.backoff) and not _are_waits(self.backoff):
             raise ConfigError(f"backoff is {self.backoff!r}, but wants a list of waits, none negative")
-        if self.base < 0 or self.cap < 0:
-            raise ConfigError(f"base {self.base!r} and cap {self.cap!r} must not be negative")
+        if not _are_waits([self.base, self.cap]):
+            raise ConfigError(f"base is {self.base!r} and cap {self.cap!r}, but both want seconds")
+        if not isinstance(self.never, tuple) or not all(_is_error(kind) for kind in self.never):
+            raise ConfigError(f"never is {self.never!r}, but wants a tuple of exception classes")
 
     def delay(self, attempts: int, error: BaseException) -> float | None:
         """Seconds to wait after *attempts* failed ones, or None to give up."""
         if attempts >= self.max_attempts or isinstance(error, self.never):
             return None
-        if self.backoff == "exponential":
-            # Full jitter. The exponent is bounded: 2.0**1024 is no float any more.
-            return _dice.uniform(0, min(self.cap, self.base * 2.0 ** min(attempts - 1, 60)))
-        if self.backoff == "fixed":
+        if callable(self.backoff):
+            wait = self._ask(self.backoff, attempts, error)
+        elif self.backoff == "exponential":
+            wait = self._jitter(attempts)
+        elif isinstance(self.backoff, str):
             wait = self.base
-        elif callable(self.backoff):
-            wait = float(self.backoff(attempts, error))
         else:
-            wait = float(self.backoff[min(attempts, len(self.backoff)) - 1])
+            wait = self.backoff[min(attempts, len(self.backoff)) - 1]
         return max(0.0, min(self.cap, wait))
+
+    def _jitter(self, attempts: int) -> float:
+        # Full jitter. The exponent is bounded: 2.0**1024 is no float any more.
+        return _dice.uniform(0, min(self.cap, self.base * 2.0 ** min(attempts - 1, 60)))
+
+    def _ask(
+        self, backoff: Callable[[int, BaseException], float], attempts: int, error: BaseException
+    ) -> float:
+        try:
+            wait = float(backoff(attempts, error))
+            if isnan(wait):
+                raise ValueError("it answered NaN")
+        except Exception:  # somebody's function, as a handler is; the message must not suffer for it
+            logger.exception("retry.backoff_failed")
+            return self._jitter(attempts)
+        return wait
+
+
+def _are_waits(values: object) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and len(values) > 0
+        and all(isinstance(value, int | float) and isfinite(value) and value >= 0 for value in values)
+    )
+
+
+def _is_error(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from redis import Redis
+from redis import ConnectionPool, Redis
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from mx_rmq.connect import connections
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.keys import Keys
-from mx_rmq.link import Link
+from mx_rmq.link import NOT_NOW, Link
 from mx_rmq.store import Store
 from mx_rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config
     from mx_rmq.worker.job import Job
+
+# Of the replies that say "not now", those to which redis-py gives a class and no prefix.
+_NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
+_MANY: Final = 2**31
 
 
 class Shard:
@@ -73,17 +85,23 @@ class BlockingCommands:
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        self._redis = Redis.from_url(
-            url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None
+        self._pool = connections(
+            ConnectionPool, url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None
         )
+        self._pool.max_connections = _MANY  # a thread must not fail because there are many of them
+        self._redis = Redis(connection_pool=self._pool)
 
     async def execute_command(self, *args: Any) -> Any:
         """Send a command and wait for its reply, holding the thread."""
         try:
             return self._redis.execute_command(*args)
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        except (*_NOT_NOW, RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
+        except ResponseError as error:
+            if str(error).startswith(NOT_NOW):
+                raise ServerUnavailable(f"the server cannot serve now: {error}") from error
+            raise
 
     def close(self) -> None:
         """Close the connections."""
-        self._redis.close()
+        self._pool.disconnect()

@@ -184,9 +184,14 @@ class Store:
             args += (replay.id, died, replay.lane, _lifetime(replay.ttl), replay.body)
         return _statuses(Replayed, await self._run("replay_dlq", args))
 
-    async def delete_dead(self, ids: Sequence[str]) -> int:
-        """Delete dead messages for good and say how many there were."""
-        return int(await self._run("delete_dlq", ids))
+    async def delete_dead(self, ids: Sequence[str], died_at: Sequence[float] = ()) -> int:
+        """Delete dead messages for good and say how many there were.
+
+        With the times of death the caller has looked at, one that died again since is kept.
+        """
+        died = [_ms(instant) for instant in died_at] or [""] * len(ids)
+        args = [cell for pair in zip(ids, died, strict=True) for cell in pair]
+        return int(await self._run("delete_dlq", args))
 
     async def trim_dead(
         self, *, max_age: float | None = None, max_count: int | None = None, limit: int = BATCH_LIMIT

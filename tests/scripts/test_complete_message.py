@@ -83,6 +83,17 @@ async def test_an_id_is_remembered_for_as_long_as_was_asked(store: Store, redis:
     assert await read_state(redis) == {"done": {"m1": clock.ms + 1500, "m3": clock.ms + 60_000}}
 
 
+async def test_remembering_ids_forgets_those_whose_time_is_over(
+    store: Store, redis: Redis, clock: Clock
+) -> None:
+    """Two for one, so that the memory cannot grow however fast messages are completed."""
+    m1, m2, m3, m4 = await lease(store, "m1", "m2", "m3", "m4")
+    await store.complete(TOPIC, [(m1, 1.0), (m2, 2.0), (m3, 3.0)])
+    clock.advance(10)
+    await store.complete(TOPIC, [(m4, 60.0)])
+    assert await read_state(redis) == {"done": {"m3": clock.ms - 7000, "m4": clock.ms + 60_000}}
+
+
 async def test_a_lapsed_lease_is_good_until_someone_takes_over(
     store: Store, redis: Redis, clock: Clock
 ) -> None:

@@ -418,7 +418,10 @@ DRIVES = {
         ),
     ),
     "delete_dead": Drive(
-        "delete_dlq", lambda store: store.delete_dead(["m1", "m2"]), {}, ({"id": "m1"}, {"id": "m2"})
+        "delete_dlq",
+        lambda store: store.delete_dead(["m1", "m2"], [1.5, 2.5]),
+        {},
+        ({"id": "m1", "died_ms": 1500}, {"id": "m2", "died_ms": 2500}),
     ),
     "trim_dead": Drive(
         "trim_dlq",

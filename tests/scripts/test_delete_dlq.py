@@ -69,3 +69,11 @@ async def test_one_more_than_a_thousand_is_refused_whole(store: Store, redis: Re
     async with unchanged(redis):
         with pytest.raises(StoreError, match="TOOMANY 1001 messages"):
             await store.delete_dead(["x", *(f"m{n}" for n in range(1000))])
+
+
+async def test_only_the_death_that_was_looked_at_is_deleted(store: Store, redis: Redis) -> None:
+    """What died again since the operator looked is something nobody has seen yet."""
+    again = dead("b", died=2000)
+    await seed(redis, dead("a", died=1000), again)
+    assert await store.delete_dead(["a", "b", "nobody"], [1.0, 1.999, 3.0]) == 1
+    assert await everything(redis) == together(again, counted({"t:deleted": 1}))

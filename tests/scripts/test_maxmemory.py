@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 REFUSED = {
     "produce_normal_message",
     "produce_delay_message",
-    "pause_topic",
-    "mend_message",
 }
 """What begins by storing something. All others begin by a removal, after which a script may pass."""
 

@@ -56,7 +56,9 @@ end
 for n, lane in ipairs(lanes) do
   local empty = false
   while not empty and taken < limit and looked < most_entries and bytes < most_bytes do
-    local wanted = math.min(limit - taken, chunk, most_entries - looked)
+    local size = taken > 0 and bytes / taken or most_bytes / 10  -- a guess, until some are known
+    local fitting = math.max(1, math.floor((most_bytes - bytes) / size))
+    local wanted = math.min(limit - taken, chunk, most_entries - looked, fitting)
     local ids = redis.call('RPOP', KEYS[3 + n], wanted) or {}
     if #ids > 0 then take(ids, lane) end
     looked = looked + #ids

@@ -32,7 +32,12 @@ if #finished > 0 then
   redis.call('HDEL', processing, unpack(finished))
   redis.call('ZREM', monitor, unpack(finished))
   redis.call('HDEL', payload, unpack(fields))
-  if #memories > 0 then redis.call('ZADD', done, unpack(memories)) end
+  if #memories > 0 then
+    redis.call('ZADD', done, unpack(memories))
+    -- Two are forgotten for each one remembered, so the set never holds much more than it must.
+    local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, #memories)
+    if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
+  end
   count(counters, topic, 'completed', #finished, now_us)
 end
 return status

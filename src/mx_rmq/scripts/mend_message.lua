@@ -8,7 +8,7 @@
 -- Returns  per suspect: place, topic, deadline_ms, findings separated by spaces
 --          (place: pending | processing | delayed | dead | none)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock wake batch
+-- Uses     clock wake batch relieve
 local payload, monitor, delay_tasks = KEYS[1], KEYS[2], KEYS[3]
 local dlq, dlq_payload = KEYS[4], KEYS[5]
 local prefix, mend, lease_ms = ARGV[1], ARGV[2] == 'mend', tonumber(ARGV[3])
@@ -98,6 +98,7 @@ local function examine(id, found_in, listed, fallback)
   return place, topic or '', deadline or '', table.concat(findings, ' ')
 end
 
+if mend then relieve(payload) end
 local answer = {}
 for n, id in ipairs(batch(4, 4)) do
   local at = 4 + (n - 1) * 4

@@ -46,7 +46,7 @@ class Monitor(Service):
         if overdue.taken:
             await self._settle(overdue.taken, overdue.now)
         await self._keep_house()
-        if len(overdue.taken) < _BATCH:
+        if not overdue.taken:
             await self.pause(_INTERVAL)
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
