@@ -186,9 +186,14 @@ def test_the_arguments_of_every_message_are_read_where_the_header_puts_them(name
     for first, step, offset in re.findall(r"ARGV\[(\d+) \+ \(n - 1\) \* (\d+) \+ (\d+)\]", code):
         assert (int(first), int(step)) == place
         reads.add(int(offset))
+    for step in re.findall(
+        r"ARGV\[n \* (\d+)\]", code
+    ):  # the last one of each message, where no other comes first
+        assert (1, int(step)) == place
+        reads.add(int(step) - 1)
     assert len(helpers) == (1 if contract.group else 0)
     assert reads == set(range(len(contract.group)))
-    known = r"ARGV\[(?:\d+|at \+ \d+|\d+ \+ \(n - 1\) \* \d+ \+ \d+)\]"
+    known = r"ARGV\[(?:\d+|n \* \d+|at \+ \d+|\d+ \+ \(n - 1\) \* \d+ \+ \d+)\]"
     assert len(re.findall("ARGV", code)) == len(re.findall(known, code))
 
 
