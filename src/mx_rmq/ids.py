@@ -6,6 +6,7 @@ import os
 import time
 from itertools import product
 from secrets import randbits
+from threading import Lock
 from typing import Final
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -20,6 +21,7 @@ class IdMaker:
     """
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._millisecond = -1
         self._prefix = ""
         self._number = 0
@@ -27,21 +29,23 @@ class IdMaker:
     def __call__(self) -> str:
         """Make one."""
         millisecond = time.time_ns() // 1_000_000
-        if millisecond > self._millisecond:
-            self._millisecond = millisecond
-            self._prefix = "".join(_PAIRS[millisecond >> shift & 1023] for shift in (40, 30, 20, 10, 0))
-            self._number = randbits(59)
-        else:
-            # Also while the clock steps back: order within the maker comes first.
-            self._number += 1
-        n = self._number
+        with self._lock:
+            if millisecond > self._millisecond:
+                self._millisecond = millisecond
+                self._prefix = "".join(_PAIRS[millisecond >> shift & 1023] for shift in (40, 30, 20, 10, 0))
+                self._number = randbits(59)
+            else:
+                # Also while the clock steps back: order within the maker comes first.
+                self._number += 1
+            prefix, n = self._prefix, self._number
         return (  # in one expression, because every message passes here
-            f"{self._prefix}{_PAIRS[n >> 50]}{_PAIRS[n >> 40 & 1023]}{_PAIRS[n >> 30 & 1023]}"
+            f"{prefix}{_PAIRS[n >> 50]}{_PAIRS[n >> 40 & 1023]}{_PAIRS[n >> 30 & 1023]}"
             f"{_PAIRS[n >> 20 & 1023]}{_PAIRS[n >> 10 & 1023]}{_PAIRS[n & 1023]}"
         )
 
     def forget(self) -> None:
         """Start afresh; a forked child must not go on counting where its parent does."""
+        self._lock = Lock()  # a thread of the parent may have held it
         self._millisecond = -1
 
 

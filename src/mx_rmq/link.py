@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 from redis.asyncio import ConnectionPool
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
 
 from mx_rmq.connect import connections
-from mx_rmq.errors import ServerUnavailable
+from mx_rmq.errors import ConfigError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -68,15 +68,24 @@ class Link:
         return await self._wire.send(args)
 
     async def _connect(self) -> _Wire:
-        connection = self._maker.make_connection()
+        connection: Any = self._maker.make_connection()
         try:
             async with asyncio.timeout(self._timeout):
                 await connection.connect()
-        except (RedisError, OSError) as error:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            raise ServerUnavailable(f"no connection to the server: {error!s:.200}") from error
-        # The only private name used: redis-py has no other way to hand over what it opened.
-        return _Wire(connection, connection._writer.transport, self._timeout)
+            match error:
+                case TimeoutError():
+                    raise ServerUnavailable(_silence(self._timeout)) from error
+                case AuthenticationError() | ResponseError():
+                    raise ConfigError(f"the server refuses the connection: {error!s:.200}") from error
+                case RedisError() | OSError():
+                    raise ServerUnavailable(f"no connection to the server: {error!s:.200}") from error
+                case _:
+                    raise
+        # The only private names used: redis-py has no other way to hand over what it opened.
+        writer, connection._writer, connection._reader = connection._writer, None, None
+        return _Wire(writer, self._timeout)
 
     async def close(self) -> None:
         """Close the connection; a later command would open it again."""
@@ -88,14 +97,15 @@ class Link:
 class _Wire(asyncio.Protocol):
     """One connection while it lasts."""
 
-    def __init__(self, connection: object, transport: asyncio.Transport, timeout: float) -> None:
+    def __init__(self, stream: asyncio.StreamWriter, timeout: float) -> None:
         self.lost = False
-        self._owner = connection  # its finalizer would close the transport
-        self._transport = transport
+        self._owner = stream  # its finalizer would close the transport
+        self._transport = transport = stream.transport
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._stream = transport.get_protocol()
         transport.set_protocol(self)
@@ -126,16 +136,17 @@ class _Wire(asyncio.Protocol):
                 future.set_exception(ServerUnavailable(f"the connection was lost: {why}"))
 
     def _look(self) -> None:
-        """Give up if the oldest command has waited too long for its reply."""
+        """Give up if the server has been silent for too long while a command waits for its reply."""
         self._watch = None
         if self._waiting:
-            due = self._waiting[0][1] + self._timeout
+            due = max(self._waiting[0][1], self._heard_at) + self._timeout
             if due <= self._loop.time():
-                self.lose(f"no answer within {self._timeout:g} s")
+                self.lose(_silence(self._timeout))
             else:
                 self._watch = self._loop.call_at(due, self._look)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
@@ -152,6 +163,10 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stream.connection_lost(exc)
         self.lose(str(exc) if exc else "closed by the server")
+
+
+def _silence(timeout: float) -> str:
+    return f"no answer within {timeout:g} s"
 
 
 def _refusal(text: str) -> Exception:

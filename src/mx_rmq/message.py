@@ -17,6 +17,10 @@ FORMAT: Final = 1
 HISTORY_LIMIT: Final = 20
 ERROR_LIMIT: Final = 500
 
+_DEPTH_LIMIT: Final = 200
+_INTEGER_BITS: Final = 14_000
+"""About where Python refuses to write or read a number in digits (4,300 of them)."""
+
 
 class Attempt(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One delivery that ended without success."""
@@ -133,68 +137,97 @@ def encode_payload(payload: Any) -> msgspec.Raw:
     Raises:
         InvalidPayload: names the value that JSON would rewrite or cannot hold, and where it is.
     """
-    dump = getattr(type(payload), "model_dump_json", None)
-    if dump is not None:
-        encoded: bytes = dump(payload).encode()
-    elif isinstance(payload, msgspec.Struct) or hasattr(type(payload), "__dataclass_fields__"):
-        encoded = _encode(payload)
-        if b"null" in encoded:  # how NaN is written, and None
-            _refuse(_not_a_number(payload))
-    else:
-        encoded = _encode(payload)
-        # Reading it back is faster than looking at every value in Python; only what differs is searched.
-        if not _comes_back(encoded, payload):
-            _refuse(_rewritten(payload) or ("", "does not come back equal from JSON; send plain values"))
-    return msgspec.Raw(encoded)
-
-
-def _encode(payload: Any) -> bytes:
+    kind = type(payload)
     try:
-        return _encoder.encode(payload)
+        if hasattr(kind, "model_dump_json"):
+            encoded: bytes = payload.model_dump_json().encode()
+            same = b"null" not in encoded or kind.model_validate_json(encoded) == payload
+            problem = None if same else ("", "does not come back equal from JSON; it may hold a NaN")
+        else:
+            encoded = _encoder.encode(payload)
+            problem = _problem(payload, encoded)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidPayload(f"the payload cannot be written as JSON: {error}") from error
-
-
-def _comes_back(encoded: bytes, payload: Any) -> bool:
-    try:
-        return bool(_plain_decoder.decode(encoded) == payload)
-    except (RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidPayload(f"the payload cannot be read back from JSON: {error}") from error
-
-
-def _refuse(problem: tuple[str, str] | None) -> None:
+        problem = _rewritten(payload) or ("", f"cannot be written as JSON: {error}")
     if problem is not None:
         where, why = problem
         raise InvalidPayload(f"payload{where} {why}")
+    return msgspec.Raw(encoded)
 
 
-def _rewritten(value: Any) -> tuple[str, str] | None:
+def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
+    """Where and why a payload would not come back as it is, or None.
+
+    Reading it back is faster than looking at every value in Python; only what differs is searched.
+    """
+    if encoded.count(b"[") + encoded.count(b"{") > _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
+        # How deep Python could read it would depend on who reads.
+        return "", f"is nested more than {_DEPTH_LIMIT} deep"
+    if isinstance(payload, msgspec.Struct) or hasattr(type(payload), "__dataclass_fields__"):
+        return _not_a_number(payload) if b"null" in encoded else None  # null is how NaN is written
+    if _plain_decoder.decode(encoded) == payload:
+        return None
+    return _rewritten(payload) or ("", "does not come back equal from JSON; send plain values")
+
+
+def _depth(encoded: bytes) -> int:
+    """How deep JSON is nested; brackets inside strings count too, which only errs on the safe side."""
+    depth = deepest = 0
+    for byte in encoded:
+        if byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
     """Where and why plain JSON would not give *value* back, or None."""
     kind = type(value)
-    if kind in (str, int, bool) or value is None:
+    if kind is bool or value is None:
         return None
+    if kind is int:
+        if value.bit_length() < _INTEGER_BITS:
+            return None
+        return "", "is an integer of thousands of digits; send it as a string"
+    if kind is str:
+        if value.isascii() or _encodable(value):
+            return None
+        return "", "has half a character (a lone surrogate), which UTF-8 cannot hold"
     if kind is float:
         return (
             None
             if isfinite(value)
             else ("", f"is {value}, which JSON has no word for; send None or a string")
         )
+    if depth == _DEPTH_LIMIT:
+        return "", f"is nested more than {_DEPTH_LIMIT} deep"
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
                 return "", f"has the key {key!r}, but JSON keys are strings; write {str(key)!r}"
-            if problem := _rewritten(item):
+            if not _encodable(key):
+                return "", f"has the key {key!r} with half a character (a lone surrogate)"
+            if problem := _rewritten(item, depth + 1):
                 return f".{key}{problem[0]}", problem[1]
         return None
     if kind is list:
         for n, item in enumerate(value):
-            if problem := _rewritten(item):
+            if problem := _rewritten(item, depth + 1):
                 return f"[{n}]{problem[0]}", problem[1]
         return None
     return "", (
         f"is a {kind.__name__}, which would come back as something else; convert it to "
         "str, int, float, bool, None, list or dict, or send a dataclass"
     )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _not_a_number(value: Any) -> tuple[str, str] | None:

@@ -93,8 +93,8 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> A
         return Any
     while isinstance(function, partial):
         function = function.func
-    written = function if hasattr(function, "__globals__") else getattr(function, "__call__", None)
-    names = getattr(inspect.unwrap(written or function), "__globals__", {})
+    written = function if hasattr(function, "__globals__") else type(function).__call__
+    names = getattr(inspect.unwrap(written), "__globals__", {})
     only = SimpleNamespace(__annotations__={"payload": parameter.annotation})
     try:
         return get_type_hints(only, names, include_extras=True)["payload"]

@@ -189,7 +189,7 @@ class Store:
 
         With the times of death the caller has looked at, one that died again since is kept.
         """
-        died = [_ms(instant) for instant in died_at] or [""] * len(ids)
+        died: list[Any] = [_ms(instant) for instant in died_at] or [""] * len(ids)
         args = [cell for pair in zip(ids, died, strict=True) for cell in pair]
         return int(await self._run("delete_dlq", args))
 
@@ -311,7 +311,8 @@ def _instant(ms: bytes) -> float:
 
 
 def _texts(cells: Iterable[bytes]) -> list[str]:
-    return [cell.decode() for cell in cells]
+    # What stands there may be anybody's bytes; ours are plain names.
+    return [cell.decode(errors="backslashreplace") for cell in cells]
 
 
 def _statuses(kind: type[Status], codes: Iterable[int]) -> list[Status]:

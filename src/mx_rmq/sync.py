@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
 _CHUNK = 500
 
 
+class _Calls(threading.local):
+    """Names for calls. Each thread is a producer of its own: it has one call under way at a time."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._producer = ""
+        self._number = 0
+
+    def next(self) -> tuple[str, str]:
+        """The producer's name and the number of its next call."""
+        if self._process != os.getpid():  # a forked child must not go on as its parent
+            self._process, self._producer = os.getpid(), new_id()
+        self._number += 1
+        return self._producer, str(self._number)
+
+
 class SyncProducer:
     """Produces and waits. One may be shared by all threads of a process, and used after a fork."""
 
@@ -34,6 +51,7 @@ class SyncProducer:
         self._lock = threading.Lock()
         self._server: EmbeddedServer | None = None
         self._stores: list[tuple[Store, BlockingCommands]] = []
+        self._calls = _Calls()
 
     def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
@@ -82,11 +100,11 @@ class SyncProducer:
     def _resend(self, store: Store, topic: str, messages: Sequence[NewMessage]) -> list[Stored]:
         """Send one call, named so that sending it again stores nothing twice."""
         produce = store.produce_delayed if messages[0].delay else store.produce
-        producer, backoff = new_id(), Backoff()
+        (producer, call), backoff = self._calls.next(), Backoff()
         deadline = time.monotonic() + self._config.patience
         while True:
             try:
-                return run_blocking(produce(topic, messages, producer=producer, call="1"))
+                return run_blocking(produce(topic, messages, producer=producer, call=call))
             except ServerUnavailable as error:
                 wait = backoff.wait()
                 if time.monotonic() + wait > deadline:

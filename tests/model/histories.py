@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Spec(NamedTuple):
-    """A message to produce."""
+    """A message to produce, under a free id (small picks) or one that is taken."""
 
-    id: str
+    pick: int
     lane: Lane
     ttl: float | None
     delay: float
@@ -95,11 +95,15 @@ class Revive(NamedTuple):
     rewrite: bool
 
 
-class Operate(NamedTuple):
-    """Cancel or delete."""
+class Cancel(NamedTuple):
+    picks: tuple[int, ...]
 
-    verb: str
+
+class Delete(NamedTuple):
+    """Delete dead messages."""
+
     ids: tuple[str, ...]
+    seen: int
 
 
 class Audit(NamedTuple):
@@ -179,7 +183,7 @@ def menu(topics: Sequence[str], lanes: Sequence[Lane]) -> list[SearchStrategy[An
     """The kinds of steps, the likely ones several times."""
     topic, lane = st.sampled_from(topics), st.sampled_from(lanes)
     ttl, delay = st.sampled_from((None, None, None, 2.0, 20.0, 0.0)), st.sampled_from((1.0, 5.0, 0.0, 0.001))
-    spec = st.builds(Spec, st.sampled_from(IDS), lane, ttl, delay)
+    spec = st.builds(Spec, st.sampled_from(range(len(IDS))), lane, ttl, delay)
     producer = st.sampled_from(("", "p", "r"))
     span = st.sampled_from((1.0, 5.0, 30.0, 0.0005, 61.0, -0.4003))
     few, age, seen = st.sampled_from((None, 1, 0)), st.sampled_from((None, 5.0)), st.sampled_from((0, 1, 2))
@@ -199,8 +203,8 @@ def menu(topics: Sequence[str], lanes: Sequence[Lane]) -> list[SearchStrategy[An
         (4, st.builds(Pass, span)),
         (4, st.builds(Again, st.sampled_from(range(24)))),
         (3, st.builds(Revive, _picks, lane, ttl, seen, st.booleans())),
-        (3, st.builds(Operate, st.just("cancel"), _ids)),
-        (1, st.builds(Operate, st.just("delete_dead"), _ids)),
+        (3, st.builds(Cancel, _picks)),
+        (1, st.builds(Delete, _ids, seen)),
         (1, st.builds(Trim, age, few, st.sampled_from((1000, 1, 0)))),
         (2, st.builds(Purge, topic, st.sampled_from((1, 1000, 2)))),
         (1, st.builds(Switch, st.just("pause"), topic)),

@@ -17,10 +17,11 @@ from tests.harness import Clock
 from tests.model.histories import (
     Again,
     Audit,
+    Cancel,
+    Delete,
     FlushScripts,
     Monitor,
     NextDelay,
-    Operate,
     Pass,
     Produce,
     Promote,
@@ -28,6 +29,7 @@ from tests.model.histories import (
     Refused,
     Revive,
     Settle,
+    Spec,
     Stir,
     Switch,
     Take,
@@ -89,6 +91,7 @@ class Machine:
         self.calls: list[Call] = []
         self.known: list[Delivery] = []
         self.deaths: dict[str, list[int]] = {}
+        self.ended: dict[str, int] = {}
         self.bodies = 0
 
     async def run(self, history: Sequence[Any]) -> None:
@@ -120,7 +123,7 @@ class Machine:
         """The call a step stands for now, if it stands for one."""
         match step:
             case Produce(topic, specs, delayed, producer):
-                messages = [NewMessage(spec.id, self.body(spec.id), *spec[1:]) for spec in specs]
+                messages = [self.message(spec) for spec in specs]
                 named = {"producer": producer, "call": f"c{self.bodies}"} if producer else {}
                 return Call("produce_delayed" if delayed else "produce", (topic, messages), named)
             case Take(topic, limit, lease, worker):
@@ -142,8 +145,12 @@ class Machine:
                 return Call("replay", ([self.replay(id_, lane, ttl, seen, rewrite) for id_ in ids],), {})
             case Audit():
                 return Call("examine", ([Suspect(id_) for id_ in IDS],), {"mend": True})
-            case Operate(verb, ids):
-                return Call(verb, (ids,), {})
+            case Cancel(picks):
+                targets = self.cancellable()
+                return Call("cancel", ([targets[pick % len(targets)] for pick in picks],), {})
+            case Delete(ids, seen):
+                died_at = [self.died_at(id_, seen) or 0.0 for id_ in ids] if seen else []
+                return Call("delete_dead", (ids, died_at), {})
             case Trim():
                 return Call("trim_dead", (), step._asdict())
             case Purge(topic, limit):
@@ -153,6 +160,17 @@ class Machine:
             case Again(n) if self.calls:
                 return self.calls[-1 - n % len(self.calls)]
         return None
+
+    def message(self, spec: Spec) -> NewMessage:
+        """A message under a free id, the one that ended last first, or under one that is taken."""
+        ids = sorted(IDS, key=lambda id_: (id_ in self.reference.live, -self.ended.get(id_, 0)))
+        id_ = ids[spec.pick]
+        return NewMessage(id_, self.body(id_), *spec[1:])
+
+    def cancellable(self) -> Sequence[str]:
+        """What stands in the middle of a list first: its entry will stay there."""
+        order = self.reference.order.values()
+        return [id_ for ids in order for id_ in ids[1:-1]] + [id_ for ids in order for id_ in ids] + list(IDS)
 
     def settle(self, step: Settle) -> Call | None:
         """Aim a settling call at deliveries somebody got; while nobody has any, claim some."""
@@ -192,11 +210,13 @@ class Machine:
         )
 
     def replay(self, id_: str, lane: Lane, ttl: float | None, seen: int, rewrite: bool) -> Replay:
+        return Replay(id_, self.body(id_) if rewrite else b"", lane, ttl, self.died_at(id_, seen))
+
+    def died_at(self, id_: str, seen: int) -> float | None:
         deaths = self.deaths.get(id_, [])
-        died_at = None
-        if seen and deaths:
-            died_at = (deaths[-seen] if seen <= len(deaths) else deaths[0] - 1) / 1000
-        return Replay(id_, self.body(id_) if rewrite else b"", lane, ttl, died_at)
+        if not seen or not deaths:
+            return None
+        return (deaths[-seen] if seen <= len(deaths) else deaths[0] - 1) / 1000
 
     def body(self, id_: str) -> bytes:
         """Bytes that were never stored before."""
@@ -211,7 +231,9 @@ class Machine:
             raise Violation("answer", f"{call} failed: {error}") from error
         self.reference.at(self.clock.us)
         held = {id_ for id_, life in self.reference.live.items() if life.place == "processing"}
+        live = set(self.reference.live)
         expected = getattr(self.reference, call.verb)(*call.args, **call.options)
+        self.ended |= dict.fromkeys(live - self.reference.live.keys(), self.clock.us)
         if isinstance(answer, Claim) and (twice := held.intersection(got.id for got in answer.deliveries)):
             raise Violation("I3 lease", f"{call} gave {twice}, which others hold")
         if answer != expected:
@@ -231,6 +253,7 @@ class Machine:
         """Read the whole server and compare."""
         before, self.state = self.state, self.line.state
         check(before, self.state, self.reference, settling=settling)
+        self.reference.done = {id_: int(until) for id_, until in self.state.zset("done").items()}
         self.reference.lists = {
             (topic, lane): list(self.state.pending(topic, lane)) for topic in TOPICS for lane in LANES
         }
@@ -252,7 +275,7 @@ class Machine:
                     self.reference.take_delay_token()
                 self.look()
             case Refused(topic, spec, delayed):
-                good = NewMessage(spec.id, self.body(spec.id), *spec[1:])
+                good = self.message(spec)
                 bad = good._replace(id=IDS[-1], lane=cast("Lane", "urgent"))
                 produce = self.store.produce_delayed if delayed else self.store.produce
                 try:

@@ -458,7 +458,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "complete-remembers-nothing",
         "a completed id stays taken for as long as was asked",
         "complete_message.lua",
-        "  if #memories > 0 then redis.call('ZADD', done, unpack(memories)) end\n",
+        "    redis.call('ZADD', done, unpack(memories))\n",
         "",
     ),
     Mutant(
@@ -545,6 +545,13 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "lib/bury.lua",
         "      redis.call('HDEL', dlq_payload, id, id .. ':queue', id .. ':error')\n",
         "",
+    ),
+    Mutant(
+        "delete-of-another-death",
+        "only the death the operator has looked at is deleted",
+        "delete_dlq.lua",
+        "if died == '' or (score and tonumber(died) == tonumber(score)) then",
+        "if score then",
     ),
     Mutant(
         "trim-without-limit",

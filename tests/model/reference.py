@@ -69,6 +69,7 @@ class Reference:
     Every verb takes what the method of the same name of the store takes, and returns what it must return. Times
     are in ms. *lists* is what the server's lists hold, stale hints included, head first: those are the server's
     own business, so they are read from it, and *order* is the order in which pending messages must stand in there.
+    So is when it forgets a completed id after the end of its memory, but a take-over leaves none.
     """
 
     def __init__(self) -> None:
@@ -277,11 +278,15 @@ class Reference:
                 self._count(life.topic, "replayed")
         return answer
 
-    def delete_dead(self, ids: Sequence[str]) -> int:
-        deleted = [self.dead.pop(id_) for id_ in dict.fromkeys(ids) if id_ in self.dead]
-        for remains in deleted:
-            self._count(remains.topic, "deleted")
-        return len(deleted)
+    def delete_dead(self, ids: Sequence[str], died_at: Sequence[float] = ()) -> int:
+        deleted = 0
+        for n, id_ in enumerate(ids):
+            remains = self.dead.get(id_)
+            if remains and (not died_at or round(died_at[n] * 1000) == remains.died):
+                del self.dead[id_]
+                self._count(remains.topic, "deleted")
+                deleted += 1
+        return deleted
 
     def trim_dead(self, *, max_age: float | None, max_count: int | None, limit: int) -> int:
         oldest = sorted(self.dead, key=lambda id_: (self.dead[id_].died, id_))

@@ -75,7 +75,7 @@ def keys_of(name: str, topic: str = TOPIC, producer: str = "p1") -> list[str]:
     """The keys a script's header asks for, without the queue's prefix."""
     by_topic = ("pending", "pending:high", "pending:low", "processing", "wake")
     return [
-        f"{topic}:{key}" if key in by_topic else f"call:{producer}" if key == "call" else key
+        f"{topic}:{key}" if key in by_topic else f"call:of:{producer}" if key == "call" else key
         for key, _ in SCRIPTS[name].keys
     ]
 

@@ -270,8 +270,8 @@ async def test_a_call_without_name_sent_again_changes_no_due_time(
 
 async def test_a_call_is_remembered_for_a_minute(store: Store, redis: Redis) -> None:
     await store.produce_delayed(TOPIC, [new("m1", delay=9.0), new("m1")], producer="p1", call="c1")
-    assert (await read_state(redis, tools=True))["call:p1"] == "c1 1 0"
-    assert 59_000 < await redis.pttl(PREFIX + "call:p1") <= 60_000
+    assert (await read_state(redis, tools=True))["call:of:p1"] == "c1 1 0"
+    assert 59_000 < await redis.pttl(PREFIX + "call:of:p1") <= 60_000
 
 
 async def test_a_call_that_could_be_taken_for_another_one_is_refused(store: Store, redis: Redis) -> None:
@@ -364,7 +364,7 @@ async def test_names_are_checked_before_anything_is_sent(
 # -- a server in trouble
 
 
-@pytest.mark.parametrize("key", ["payload", "delay_tasks", "dlq", "done", "call:p1"])
+@pytest.mark.parametrize("key", ["payload", "delay_tasks", "dlq", "done", "call:of:p1"])
 async def test_a_key_of_another_type_is_named_and_nothing_is_stored(
     store: Store, redis: Redis, key: str
 ) -> None:

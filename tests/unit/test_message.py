@@ -119,7 +119,6 @@ def test_what_json_cannot_hold_is_refused(value: Any, why: str) -> None:
             encode_payload(payload)
 
 
-@pytest.mark.xfail(strict=True, reason="what the encoder itself refuses is not searched for its place")
 @pytest.mark.parametrize(("value", "why"), REFUSED_BY_THE_ENCODER, ids=lambda value: ascii(type(value)))
 def test_what_json_cannot_hold_is_refused_by_name_and_place(value: Any, why: str) -> None:
     with pytest.raises(InvalidPayload, match=rf"^payload\.lines\[1\]\.price .*{why}"):
@@ -167,7 +166,6 @@ def at_depth(frames: int, function: Any) -> Any:
     return function() if frames == 0 else at_depth(frames - 1, function)
 
 
-@pytest.mark.xfail(strict=True, reason="the depth that is taken depends on the producer's own stack")
 @pytest.mark.parametrize("typed", [False, True], ids=["plain", "typed"])
 def test_what_a_producer_may_send_a_worker_can_read(typed: bool) -> None:
     """A payload taken here and unreadable there would go to the DLQ without a single try."""

@@ -59,7 +59,7 @@ local function examine(id, found_in, listed, fallback)
   elseif lease then
     place = 'processing'
     if due then wrong('leased-and-delayed', { 'ZREM', delay_tasks, id }) end
-    if not deadline then
+    if not deadline or deadline == 'inf' then
       wrong('lease-without-deadline', { 'ZADD', monitor, now_ms + lease_ms, id })
     end
   elseif due then
