@@ -7,7 +7,6 @@ import os
 import socket
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from mx_rmq.errors import ConfigError
 from mx_rmq.ids import new_id
@@ -15,7 +14,12 @@ from mx_rmq.keys import check_name
 from mx_rmq.retry import Retry
 
 DEFAULT_URL = "redis://localhost:6379/0"
+SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
 WEEK = 7 * 86400.0
+MOST_SECONDS = 1e11
+"""Beyond it (three thousand years), milliseconds since 1970 would not be exact in a script."""
+MEMORY = 60.0
+"""How long the server remembers a call, to answer it if it is sent again (see calls.lua)."""
 
 
 def _worker_name() -> str:
@@ -27,7 +31,7 @@ def _worker_name() -> str:
 class Config:
     """The options of a queue; durations in seconds."""
 
-    url: str = field(default_factory=lambda: os.environ.get("MX_RMQ_URL", DEFAULT_URL), repr=False)
+    url: str = field(default_factory=lambda: os.environ.get("MX_RMQ_URL") or DEFAULT_URL, repr=False)
     """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
     name: str = "default"
     """The queue: a namespace of topics."""
@@ -54,7 +58,7 @@ class Config:
     socket_timeout: float = 5.0
     """How long the server may take to answer before the connection counts as dead."""
     patience: float = 30.0
-    """How long produce keeps trying while the server cannot be reached."""
+    """How long produce keeps trying while the server cannot be reached; with *socket_timeout* at most 60."""
     poll: float = 2.0
     """How often to look even if nothing says that there is work."""
     dlq_max_age: float | None = None
@@ -80,12 +84,19 @@ class Config:
         return cls(**options)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(SCHEMES):
+            raise ConfigError(f"url must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
         check_name("queue", self.name)
         check_name("worker", self.worker)
         for name in ("lease", "socket_timeout", "poll"):
             _at_least(name, getattr(self, name), 0.01)
         for name in ("grace", "patience"):
             _at_least(name, getattr(self, name), 0)
+        if self.patience + self.socket_timeout > MEMORY:
+            raise ConfigError(
+                f"patience is {self.patience!r} and socket_timeout {self.socket_timeout!r}, but want at most "
+                f"{MEMORY:g} together: a call sent again later than that could store a message twice"
+            )
         for name in ("timeout", "ttl", "dlq_max_age"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0.001)
@@ -100,16 +111,17 @@ class Config:
 
     @property
     def shown_url(self) -> str:
-        """The URL without its password, for logs and errors."""
-        parts = urlsplit(self.url)
-        if parts.password is None:
-            return self.url
-        who = f"{parts.username or ''}:***@"
-        return urlunsplit(parts._replace(netloc=who + parts.netloc.rpartition("@")[2]))
+        """The URL without user, password and options, for logs and errors.
+
+        Whatever stands before an @ is hidden: a password that is not escaped may hold any character.
+        """
+        scheme, _, rest = self.url.partition("://")
+        secret, at, place = rest.rpartition("@")
+        return f"{scheme}://{'***@' if at else ''}{place.partition('?')[0]}"
 
 
 def _at_least(name: str, value: object, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MOST_SECONDS:
         raise ConfigError(f"{name} is {value!r}, but wants seconds, at least {least:g}")
 
 

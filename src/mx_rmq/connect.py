@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from redis import ConnectionPool
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from mx_rmq.errors import ConfigError
+from mx_rmq.errors import ConfigError, ServerUnavailable
 
 Pool = TypeVar("Pool", ConnectionPool, AsyncConnectionPool)
 
@@ -39,3 +39,14 @@ def connections(kind: type[Pool], url: str, **settings: Any) -> Pool:
     except (TypeError, ValueError, RedisError) as error:
         raise ConfigError(f"an option in the server's URL makes no sense: {error}") from None
     return pool
+
+
+def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
+    """Why redis-py could not connect, in our words.
+
+    A server that refuses the user, the password or the database will do so again: that is no
+    reason to wait.
+    """
+    if isinstance(error.__cause__ or error, AuthenticationError | ResponseError):
+        return ConfigError(f"the server refuses the connection: {error!s:.200}")
+    return ServerUnavailable(f"no connection to the server: {error!s:.200}")

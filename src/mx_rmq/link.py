@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 from redis.asyncio import ConnectionPool
-from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from mx_rmq.connect import connections
-from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.connect import connections, no_connection
+from mx_rmq.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -76,11 +76,11 @@ class Link:
             await connection.disconnect(nowait=True)
             match error:
                 case TimeoutError():
-                    raise ServerUnavailable(_silence(self._timeout)) from error
-                case AuthenticationError() | ResponseError():
-                    raise ConfigError(f"the server refuses the connection: {error!s:.200}") from error
+                    raise ServerUnavailable(
+                        f"no connection to the server: {_silence(self._timeout)}"
+                    ) from error
                 case RedisError() | OSError():
-                    raise ServerUnavailable(f"no connection to the server: {error!s:.200}") from error
+                    raise no_connection(error) from error
                 case _:
                     raise
         # The only private names used: redis-py has no other way to hand over what it opened.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     MasterDownError,
     ReadOnlyError,
@@ -16,7 +17,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mx_rmq.connect import connections
+from mx_rmq.connect import connections, no_connection
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.keys import Keys
 from mx_rmq.link import NOT_NOW, Link
@@ -95,6 +96,8 @@ class BlockingCommands:
         """Send a command and wait for its reply, holding the thread."""
         try:
             return self._redis.execute_command(*args)
+        except AuthenticationError as error:
+            raise no_connection(error) from error
         except (*_NOT_NOW, RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
         except ResponseError as error:

@@ -37,7 +37,8 @@ class Fetcher(Service):
         self._pool = pool
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._wakeup = Wakeup(shard, config.poll)
+        self._wakeup = Wakeup(shard, self.nudge, config.poll)
+        pool.on_room(self.nudge.give)
         self._topic_of = {shard.keys.of_topic(topic, "wake"): topic for topic in pool.topics}
         self._hot: deque[str] = deque(pool.topics)
         self._doubtful: set[str] = set()
@@ -50,18 +51,17 @@ class Fetcher(Service):
         if self._loop.time() - self._polled_at >= self._config.poll:
             self._polled_at = self._loop.time()
             self._heat(*self._pool.topics)
-        self._pool.room_made.clear()
         fetched = False
         for _ in range(len(self._hot)):
             topic = self._hot.popleft()
             room = self._pool.room(self._pool.topics[topic]) if self._pool.hungry else 0
-            if room and not self.stopping.is_set():
+            if room and not self.stopping:
                 left, got = await self._claim(topic, room)
                 fetched = fetched or got
                 if not left:
                     continue
             self._hot.append(topic)
-        if not fetched and not self.stopping.is_set():
+        if not fetched and not self.stopping:
             await self._wait()
 
     async def _claim(self, topic: str, room: int) -> tuple[bool, bool]:
@@ -103,11 +103,10 @@ class Fetcher(Service):
         cold_keys = [
             key for key, topic in self._topic_of.items() if topic not in self._hot and self._has_room(topic)
         ]
-        events = (self._pool.room_made, self.stopping)
-        for key in await self._wakeup.wait(cold_keys, self._config.poll, *events):
+        for key in await self._wakeup.wait(cold_keys, self._config.poll):
             topic = self._topic_of[key]
             self._heat(topic)
-            if self.stopping.is_set() or not self._has_room(topic):
+            if self.stopping or not self._has_room(topic):
                 await self._shard.store.wake(topic)  # for a worker that can use it
 
     def _has_room(self, topic: str) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from mx_rmq.handlers import Handler
     from mx_rmq.worker.job import Job
@@ -47,7 +47,7 @@ class Pool:
     def __init__(self, handlers: Iterable[Handler[Any]], concurrency: int, most_prefetch: int) -> None:
         self.concurrency = concurrency
         self.topics = {handler.topic: TopicWork(handler, concurrency) for handler in handlers}
-        self.room_made = asyncio.Event()
+        self._room_listeners: list[Callable[[], None]] = []
         self.all_idle = asyncio.Event()
         self.all_idle.set()
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,8 @@ class Pool:
         if self._runs == 0:
             self.all_idle.set()
         if self.hungry:
-            self.room_made.set()
+            for tell in self._room_listeners:
+                tell()
 
     def drain(self) -> list[Job]:
         """Take back every job that has not started."""
@@ -145,6 +146,10 @@ class Pool:
                 return
 
     # -- room
+
+    def on_room(self, tell: Callable[[], None]) -> None:
+        """Have *tell* called whenever there may be room for more."""
+        self._room_listeners.append(tell)
 
     @property
     def hungry(self) -> bool:

@@ -23,7 +23,7 @@ class Scheduler(Service):
         super().__init__("scheduler")
         self._store = shard.store
         self._keys = [shard.keys.of_queue("delay_wake")]
-        self._wakeup = Wakeup(shard, _LONGEST)
+        self._wakeup = Wakeup(shard, self.nudge, _LONGEST)
 
     async def step(self) -> None:
         """Promote what is due now, then wait for the next."""
@@ -32,7 +32,7 @@ class Scheduler(Service):
             logger.error("message.poisoned", extra={"id": id_, "place": "delayed"})
         wait = _LONGEST if promotion.wait is None else min(promotion.wait, _LONGEST)
         if wait > 0:
-            await self._wakeup.wait(self._keys, wait, self.stopping)
+            await self._wakeup.wait(self._keys, wait)
 
     async def close(self) -> None:
         """Give up waiting for tokens."""

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.resend import Backoff
+from mx_rmq.worker.nudge import Nudge
 
 logger = logging.getLogger("mx_rmq.worker")
 
@@ -17,7 +18,13 @@ class Service(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.stopping = asyncio.Event()
+        self.nudge = Nudge()
+        self.stopping = False
+
+    def stop(self) -> None:
+        """Let the step under way be the last one."""
+        self.stopping = True
+        self.nudge.give()
 
     @abstractmethod
     async def step(self) -> None:
@@ -31,7 +38,7 @@ class Service(ABC):
         backoff = Backoff()
         away = False
         try:
-            while not self.stopping.is_set():
+            while not self.stopping:
                 try:
                     await self.step()
                 except ServerUnavailable as error:
@@ -53,9 +60,8 @@ class Service(ABC):
             await self.close()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not longer than until told to stop."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self.stopping.wait()
-        except TimeoutError:
-            pass
+        """Wait, whatever happens meanwhile, but not longer than until told to stop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not self.stopping and (left := until - loop.time()) > 0:
+            await self.nudge.wait(left)

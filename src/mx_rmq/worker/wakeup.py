@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from mx_rmq.link import Link
     from mx_rmq.shard import Shard
+    from mx_rmq.worker.nudge import Nudge
 
 
 class Wakeup:
@@ -19,14 +20,15 @@ class Wakeup:
     stays under way when a wait ends early, and a later wait goes on with it.
     """
 
-    def __init__(self, shard: Shard, longest: float) -> None:
+    def __init__(self, shard: Shard, nudge: Nudge, longest: float) -> None:
         self._link: Link = shard.blocking_link(longest)
+        self._nudge = nudge
         self._longest = longest
         self._keys: frozenset[str] = frozenset()
-        self._answer: asyncio.Task[str | None] | None = None
+        self._answer: asyncio.Future[Any] | None = None
 
-    async def wait(self, keys: Collection[str], seconds: float, *events: asyncio.Event) -> Collection[str]:
-        """Wait for a token at any of *keys*, for *seconds* or for an event; returns where to look.
+    async def wait(self, keys: Collection[str], seconds: float) -> Collection[str]:
+        """Wait for a token at any of *keys*, for *seconds* or for a nudge; returns where to look.
 
         An earlier pop that is still under way is waited for too. If it does not cover all the keys it
         is given up for a new one, and since it may just have taken a token, its keys are returned.
@@ -37,23 +39,15 @@ class Wakeup:
             return suspects
         if self._answer is None and keys:
             self._keys = frozenset(keys)
-            self._answer = asyncio.create_task(self._pop())
-        waits = [asyncio.create_task(event.wait()) for event in events]
-        pops = [] if self._answer is None else [self._answer]
-        try:
-            await asyncio.wait([*pops, *waits], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            pop = self._link.execute_command("BLPOP", *keys, self._longest)
+            self._answer = asyncio.ensure_future(pop)
+            self._answer.add_done_callback(self._nudge.give)
+        await self._nudge.wait(seconds)
         if self._answer is None or not self._answer.done():
             return ()
         answer, self._answer = self._answer, None
-        key = answer.result()
-        return () if key is None else (key,)
-
-    async def _pop(self) -> str | None:
-        reply = await self._link.execute_command("BLPOP", *self._keys, self._longest)
-        return None if reply is None else reply[0].decode()
+        reply = answer.result()
+        return () if reply is None else (reply[0].decode(),)
 
     async def close(self) -> None:
         """Give the pop up."""

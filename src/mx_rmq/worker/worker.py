@@ -106,7 +106,7 @@ class Worker:
 
     async def _end(self, services: Sequence[Service]) -> None:
         for service in services:
-            service.stopping.set()
+            service.stop()
         # Not cancelled: a claim that is under way must come back, or its messages wait for their lease.
         await asyncio.gather(*(self._tasks[service] for service in services))
 
