@@ -10,11 +10,11 @@ from mx_rmq.message import Death, encode_death
 from mx_rmq.records import Replay
 from mx_rmq.store import Store
 
-ROUNDS = 300
 ERROR = encode_death(Death(reason="failed", error="ValueError: no", kind="ValueError"))
 
 
 async def flatness(scale: float) -> AsyncIterator[Row]:
+    rounds = max(30, round(300 * scale))
     sizes = [
         ("backlog", "1,000 to 1,000,000", 1_000, 1_000_000, fill, pass_through),
         ("in flight", "100 to 50,000", 100, 50_000, hold, pass_through),
@@ -23,9 +23,9 @@ async def flatness(scale: float) -> AsyncIterator[Row]:
     ]
     for what, span, small, large, prepare, cycle in sizes:
         async with fresh() as bench:
-            few = await cost(bench, small, prepare, cycle)
+            few = await cost(bench, small, prepare, cycle, rounds)
         async with fresh() as bench:
-            many = await cost(bench, round(large * scale), prepare, cycle)
+            many = await cost(bench, round(large * scale), prepare, cycle, rounds)
         yield Row(f"server CPU per message, {what} of {small:,}", few * 1e6, "µs")
         yield Row(f"server CPU per message, {what} {span}", many / few, "x", "<= 1.5")
 
@@ -44,15 +44,16 @@ async def cost(
     size: int,
     prepare: Callable[[Store, int], Awaitable[None]],
     cycle: Callable[[Store], Awaitable[None]],
+    rounds: int,
 ) -> float:
     """Seconds of the server's processor time per message, at a steady size of the queue."""
     await prepare(bench.store, size)
     for _ in range(20):
         await cycle(bench.store)
     before = await bench.cpu()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         await cycle(bench.store)
-    return (await bench.cpu() - before) / (ROUNDS * BATCH)
+    return (await bench.cpu() - before) / (rounds * BATCH)
 
 
 async def pass_through(store: Store) -> None:

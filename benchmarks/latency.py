@@ -93,4 +93,3 @@ async def lateness(bench: Bench, count: int) -> list[float]:
             await mq.produce("alarms", time.perf_counter() + delay, delay=delay)
         await finished.wait()
     return late
-

@@ -1,10 +1,13 @@
 """Producing from code without an event loop: a script, a Django or a Flask view."""
 
 import asyncio
+import tempfile
 
 from mx_rmq import RedisMessageQueue
 
-mq = RedisMessageQueue("embedded:///tmp/mx-rmq-example")
+# A persistent server, since producer and worker do not run at the same time here.
+home = tempfile.TemporaryDirectory()
+mq = RedisMessageQueue(f"embedded://{home.name}", name="shop")
 
 
 @mq.handler("mails")
@@ -22,9 +25,10 @@ async def work() -> None:
         await mq.start()
         while (await mq.counts()).topics["mails"].completed == 0:
             await asyncio.sleep(0.02)
-        await mq.purge("mails")
 
 
 if __name__ == "__main__":
-    view()
+    print("produced", view())
+    mq.sync.close()
     asyncio.run(work())
+    home.cleanup()

@@ -113,11 +113,12 @@ class Config:
     def shown_url(self) -> str:
         """The URL without user, password and options, for logs and errors.
 
-        Whatever stands before an @ is hidden: a password that is not escaped may hold any character.
+        A password that is not escaped may hold any character; where it could be, nothing is shown.
         """
         scheme, _, rest = self.url.partition("://")
-        secret, at, place = rest.rpartition("@")
-        return f"{scheme}://{'***@' if at else ''}{place.partition('?')[0]}"
+        place, _, options = rest.partition("?")
+        _, hidden, place = place.rpartition("@")
+        return f"{scheme}://***" if "@" in options else f"{scheme}://{'***@' if hidden else ''}{place}"
 
 
 def _at_least(name: str, value: object, least: float) -> None:

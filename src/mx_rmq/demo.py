@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -11,133 +12,105 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from redis.asyncio import Redis
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mx_rmq.audit import AuditReport, audit
-from mx_rmq.embedded import open_url
-from mx_rmq.ids import new_id
-from mx_rmq.keys import LANES, Keys
-from mx_rmq.message import (
-    Attempt,
-    Death,
-    Message,
-    decode_message,
-    encode_death,
-    encode_message,
-    encode_payload,
-)
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq import Context, Dead, RedisMessageQueue, Retry
+from mx_rmq.keys import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mx_rmq.records import Delivery
+    from mx_rmq import AuditReport
+    from mx_rmq.keys import Lane
 
 TOPICS: Final = ("orders", "mails", "media")
 MAX_ATTEMPTS: Final = 3
-CHUNK: Final = 100
+PATIENCE: Final = 30.0
+"""Seconds without any progress after which the demo gives up waiting: then something is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a handler is to do: fail so often, then succeed."""
+
+    number: int
+    fails: int
 
 
 @dataclass(slots=True)
 class Ledger:
     """What the demo itself saw; kept apart from the server, whose word it checks."""
 
-    sent: dict[str, set[str]] = field(default_factory=lambda: {topic: set() for topic in TOPICS})
+    sent: Counter[str] = field(default_factory=Counter)
     done: dict[str, set[str]] = field(default_factory=lambda: {topic: set() for topic in TOPICS})
+    failed: Counter[str] = field(default_factory=Counter)
     dead: dict[str, set[str]] = field(default_factory=lambda: {topic: set() for topic in TOPICS})
-    retries: Counter[str] = field(default_factory=Counter)
 
     def open(self, topic: str) -> int:
         """How many messages of a topic have neither succeeded nor died."""
-        return len(self.sent[topic] - self.done[topic] - self.dead[topic])
+        return self.sent[topic] - len(self.done[topic]) - len(self.dead[topic])
+
+    @property
+    def all_open(self) -> int:
+        """The same for all topics."""
+        return sum(self.open(topic) for topic in TOPICS)
 
 
-def plan(total: int, seed: int) -> list[tuple[str, NewMessage]]:
-    """Messages of every kind: three lanes, some delayed, some that fail at first, a few that always do."""
+def make_queue(ledger: Ledger) -> RedisMessageQueue:
+    """A queue with a handler for each topic, which notes in the ledger what it does."""
+    mq = RedisMessageQueue("embedded://", name="demo")
+
+    async def handle(task: Task, ctx: Context) -> None:
+        if task.fails == MAX_ATTEMPTS and ctx.topic == "media":
+            ledger.dead[ctx.topic].add(ctx.message_id)
+            raise Dead("this one can never succeed")
+        if ctx.attempt <= task.fails:
+            ledger.failed[ctx.topic] += 1
+            if ctx.attempt == MAX_ATTEMPTS:
+                ledger.dead[ctx.topic].add(ctx.message_id)
+            raise ValueError(f"failing for the {ctx.attempt}. time")
+        ledger.done[ctx.topic].add(ctx.message_id)
+
+    for topic in TOPICS:
+        mq.handler(topic, retry=Retry(MAX_ATTEMPTS, base=0.05, cap=0.5))(handle)
+    return mq
+
+
+async def produce(mq: RedisMessageQueue, total: int, seed: int, ledger: Ledger) -> None:
+    """Send messages of every kind: three lanes, some delayed, some that fail at first, some for good."""
     dice = random.Random(seed)  # noqa: S311 - a repeatable demo, no secrets
-    planned = []
+
+    async def send(topic: str, task: Task, priority: Lane, delay: float) -> None:
+        await mq.produce(topic, task, priority=priority, delay=delay)
+        ledger.sent[topic] += 1
+
+    calls = []
     for n in range(total):
-        topic = dice.choice(TOPICS)
         fails = dice.choices((0, 1, 2, MAX_ATTEMPTS), weights=(900, 70, 25, 5))[0]
-        message = Message(
-            v=1,
-            id=new_id(),
-            topic=topic,
-            payload=encode_payload({"n": n, "fails": fails}),
-            priority=dice.choices(LANES, weights=(1, 8, 1))[0],
-            created_at=time.time(),
-            ttl=3600.0,
-        )
+        priority = dice.choices(LANES, weights=(1, 8, 1))[0]
         delay = dice.random() if dice.random() < 0.1 else 0.0
-        body = encode_message(message)
-        planned.append((topic, NewMessage(message.id, body, message.priority, message.ttl, delay)))
-    return planned
+        calls.append(send(dice.choice(TOPICS), Task(n, fails), priority, delay))
+        if len(calls) == 500 or n == total - 1:
+            await asyncio.gather(*calls)
+            calls.clear()
 
 
-async def produce(store: Store, planned: Sequence[tuple[str, NewMessage]], ledger: Ledger) -> None:
-    """Send everything, in chunks."""
-    for start in range(0, len(planned), CHUNK):
-        for topic in TOPICS:
-            chunk = [message for of, message in planned[start : start + CHUNK] if of == topic]
-            await store.produce(topic, [message for message in chunk if not message.delay])
-            await store.produce_delayed(topic, [message for message in chunk if message.delay])
-            ledger.sent[topic] |= {message.id for message in chunk}
+async def settled(ledger: Ledger) -> None:
+    """Wait until every message has ended, or none has for a long time."""
+    before, since = -1, time.monotonic()
+    while ledger.all_open and time.monotonic() - since < PATIENCE:
+        if ledger.all_open != before:
+            before, since = ledger.all_open, time.monotonic()
+        await asyncio.sleep(0.02)
 
 
-async def work(store: Store, topic: str, worker: str, ledger: Ledger, finished: asyncio.Event) -> None:
-    """Claim, handle and settle until the demo is over."""
-    while not finished.is_set():
-        claim = await store.claim(topic, CHUNK, lease=15, holder=worker)
-        done: list[tuple[Delivery, float]] = []
-        failed: list[tuple[Delivery, float, bytes]] = []
-        dead: list[tuple[Delivery, bytes, bytes]] = []
-        for delivery in claim.deliveries:
-            message = decode_message(delivery.body)
-            if fails(message) <= message.attempts:
-                done.append((delivery, 0))
-                continue
-            message.attempts += 1
-            message.remember(Attempt(at=claim.now, worker=worker, error="ValueError: not yet"))
-            body = encode_message(message)
-            if message.attempts < MAX_ATTEMPTS:
-                failed.append((delivery, 0.05 * 2**message.attempts, body))
-            else:
-                reason = Death(reason="failed", error="ValueError: not yet", kind="ValueError")
-                dead.append((delivery, body, encode_death(reason)))
-        await store.complete(topic, done)
-        await store.retry(topic, failed)
-        await store.move_to_dlq(topic, dead)
-        ledger.done[topic] |= {delivery.id for delivery, _ in done}
-        ledger.dead[topic] |= {delivery.id for delivery, _, _ in dead}
-        ledger.retries[topic] += len(failed)
-        if not claim.deliveries:
-            await asyncio.sleep(0.005)
-
-
-def fails(message: Message) -> int:
-    """How often the handler is to fail on a message."""
-    return int(bytes(message.payload).rpartition(b":")[2].rstrip(b"}"))
-
-
-async def schedule(store: Store, finished: asyncio.Event) -> None:
-    """Promote what is due and take over what timed out."""
-    while not finished.is_set():
-        await store.promote()
-        await store.take_over(CHUNK, lease=15, holder="demo-monitor")
-        await asyncio.sleep(0.01)
-
-
-def table(ledger: Ledger, *, title: str) -> Table:
+def table(ledger: Ledger) -> Table:
     """One row per topic, and their sum."""
-    result = Table("topic", "in", "done", "retries", "dead", "open", title=title)
+    result = Table("topic", "in", "done", "failed attempts", "dead", "open", title="mx-rmq demo")
     for column in result.columns[1:]:
         column.justify = "right"
     rows = [
-        (len(ledger.sent[t]), len(ledger.done[t]), ledger.retries[t], len(ledger.dead[t]), ledger.open(t))
+        (ledger.sent[t], len(ledger.done[t]), ledger.failed[t], len(ledger.dead[t]), ledger.open(t))
         for t in TOPICS
     ]
     for topic, row in zip(TOPICS, rows, strict=True):
@@ -147,26 +120,18 @@ def table(ledger: Ledger, *, title: str) -> Table:
     return result
 
 
-async def show(live: Live, ledger: Ledger, finished: asyncio.Event) -> None:
+async def show(live: Live, ledger: Ledger) -> None:
     """Keep the table on the terminal fresh."""
-    while not finished.is_set():
-        live.update(table(ledger, title="mx-rmq demo"))
+    while True:
+        live.update(table(ledger))
         await asyncio.sleep(0.1)
 
 
-async def settled(ledger: Ledger, patience: float = 30.0) -> None:
-    """Wait until every message has ended, or none has for *patience* seconds: then some are lost."""
-    before, since = -1, time.monotonic()
-    while (still := sum(ledger.open(topic) for topic in TOPICS)) and time.monotonic() - since < patience:
-        if still != before:
-            before, since = still, time.monotonic()
-        await asyncio.sleep(0.02)
-
-
 def verdict(ledger: Ledger, report: AuditReport, took: float) -> tuple[str, bool]:
-    """The last line, and whether every message is accounted for."""
-    sent, done, dead = (len(set().union(*of.values())) for of in (ledger.sent, ledger.done, ledger.dead))
-    lost = sent - done - dead - report.live
+    """The last line, and whether the ledger and the server agree that nothing is lost."""
+    sent = ledger.sent.total()
+    done, dead = (sum(map(len, ended.values())) for ended in (ledger.done, ledger.dead))
+    lost = sent - done - report.places["dead"] - report.live
     healthy = report.clean and report.places["dead"] == dead and not report.live
     line = (
         f"{sent:,} in, {done:,} done, {dead:,} dead, {lost:,} lost; "
@@ -177,24 +142,21 @@ def verdict(ledger: Ledger, report: AuditReport, took: float) -> tuple[str, bool
 
 async def run(total: int, seed: int, console: Console) -> bool:
     """Run everything on a private server and say whether all is well."""
-    ledger, finished = Ledger(), asyncio.Event()
+    ledger = Ledger()
+    mq = make_queue(ledger)
     started = time.perf_counter()
-    with open_url("embedded://") as server:
-        async with Redis(unix_socket_path=str(server.socket)) as redis:
-            store = Store(redis, Keys("demo"))
-            with Live(console=console, auto_refresh=console.is_terminal, transient=True) as live:
-                async with asyncio.TaskGroup() as tasks:
-                    for topic in TOPICS:
-                        tasks.create_task(work(store, topic, f"demo-{topic}", ledger, finished))
-                    tasks.create_task(schedule(store, finished))
-                    if console.is_terminal:
-                        tasks.create_task(show(live, ledger, finished))
-                    await produce(store, plan(total, seed), ledger)
-                    await settled(ledger)
-                    finished.set()
+    with Live(console=console, auto_refresh=console.is_terminal, transient=True) as live:
+        async with mq:
+            painter = asyncio.create_task(show(live, ledger)) if console.is_terminal else None
+            await mq.start()
+            await produce(mq, total, seed, ledger)
+            await settled(ledger)
+            await mq.stop()
             took = time.perf_counter() - started
-            report = await audit(store)
-    console.print(table(ledger, title="mx-rmq demo"))
+            (report,) = await mq.audit()
+            if painter is not None:
+                painter.cancel()
+    console.print(table(ledger))
     line, healthy = verdict(ledger, report, took)
     console.print(line, highlight=False)
     return healthy
@@ -208,6 +170,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.messages < 1:
         parser.error("--messages wants at least 1")
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # the table tells of the dead ones
     return 0 if asyncio.run(run(options.messages, options.seed, Console())) else 1
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PATIENCE = 5.0
-"""How long an ended function may take to leave; a C call cannot be interrupted."""
+    Outcome = tuple[Any, BaseException | None]
 
 
 class Ended(BaseException):
@@ -20,56 +20,122 @@ class Ended(BaseException):
 
 
 class Threads:
-    """As many threads as handlers may run at once."""
+    """A thread for every plain function that runs.
 
-    def __init__(self, count: int) -> None:
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="mx-rmq")
+    Not an executor: one function that hangs in a C call would cost it a thread for ever, and keep the
+    program from ending.
+
+    Args:
+        patience: how long an ended function may take to leave; a C call cannot be interrupted.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._idle: list[_Thread] = []
+        self._closed = False
 
     async def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a function in a thread; cancelling this coroutine ends it there, and waits for that."""
-        call = _Call(function, arguments)
-        future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Outcome] = loop.create_future()
+        thread = self._idle.pop() if self._idle else _Thread()
+
+        def left(result: Outcome) -> None:
+            outcome.set_result(result)
+            if self._closed:
+                thread.end()
+            else:
+                self._idle.append(thread)
+
+        call = _Call(function, arguments, lambda result: loop.call_soon_threadsafe(left, result))
+        thread.begin(call)
         try:
-            return await asyncio.shield(future)
+            await asyncio.wait([outcome])
         except asyncio.CancelledError:
             call.end()
-            await asyncio.wait([future], timeout=_PATIENCE)
-            if future.done() and not future.cancelled():
-                future.exception()
+            await asyncio.wait([outcome], timeout=self._patience)
             raise
+        value, error = outcome.result()
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """Let the threads end; one that hangs in a C call is not waited for."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        for thread in self._idle:
+            thread.end()
+        self._idle.clear()
+
+
+class _Thread:
+    """A thread that makes one call after the other; a daemon, so that none keeps the program alive."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="mx-rmq-handler", daemon=True).start()
+
+    def begin(self, call: _Call) -> None:
+        self._calls.put(call)
+
+    def end(self) -> None:
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            result = call.outcome()
+            try:
+                call.report(result)
+            except RuntimeError:  # the loop is closed, nobody waits any more
+                return
+            del call, result
 
 
 class _Call:
     """One call in a thread that can be ended from outside while, and only while, it runs."""
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], report: Callable[[Outcome], Any]
+    ) -> None:
         self._function = function
         self._arguments = arguments
+        self.report = report
+        self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._ended = False
 
-    def __call__(self) -> Any:
+    def outcome(self) -> Outcome:
+        """What the function returns, or raises; leaves nothing behind that could strike the thread later."""
+        try:
+            self._enter()
+            try:
+                return self._context.run(self._function, *self._arguments), None
+            finally:
+                self._leave()
+        except BaseException as error:
+            return None, error
+
+    def end(self) -> None:
+        """Raise ``Ended`` in the function as soon as it executes Python again."""
+        with self._lock:
+            self._ended = True
+            if self._thread is not None:
+                _raise_in(self._thread, Ended)
+
+    def _enter(self) -> None:
         with self._lock:
             if self._ended:
                 raise Ended
             self._thread = threading.get_ident()
-        try:
-            return self._function(*self._arguments)
-        except StopIteration as error:  # which no future can carry
-            raise RuntimeError(f"the handler raised StopIteration: {error}") from error
-        finally:
-            with self._lock:
-                self._thread = None
 
-    def end(self) -> None:
+    def _leave(self) -> None:
         with self._lock:
-            self._ended = True
-            if self._thread is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(Ended)
-                )
+            self._thread = None
+            if self._ended:  # it may still be on its way, and would strike whatever runs here next
+                _raise_in(threading.get_ident(), None)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    what = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
