@@ -14,6 +14,7 @@ local wake_list, paused = KEYS[7], KEYS[8]
 local topic, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now_us = clock()
 local now = digits(now_us)
+local first_token = '1@' .. now
 local ends = digits(math.floor(now_us / 1000) + lease_ms)
 -- A reply of many large bodies would stall the server: past these no further chunk is taken.
 local chunk, most_bytes, most_entries = 100, 4194304, 1000
@@ -30,19 +31,19 @@ local taken, bytes, looked = 0, 0, 0
 
 local function take(ids, lane)
   local fields = {}
-  for n, id in ipairs(ids) do
+  for n = 1, #ids do
+    local id = ids[n]
     fields[n * 3 - 2], fields[n * 3 - 1], fields[n * 3] = id, id .. ':queue', id .. ':keep'
   end
   local stored = redis.call('HMGET', payload, unpack(fields))
   local expiries = redis.call('ZMSCORE', monitor, unpack(ids))
   local held = redis.call('HMGET', processing, unpack(ids))
-  for n, id in ipairs(ids) do
-    local body, keep = stored[n * 3 - 2], stored[n * 3]
+  for n = 1, #ids do
+    local id, body, keep = ids[n], stored[n * 3 - 2], stored[n * 3]
     if body and stored[n * 3 - 1] == topic and expiries[n] and not held[n] and not claimed[id] then
       claimed[id] = true
-      local leased = keep and string.match(keep, '^%d+') or 0
-      local expires = expiries[n] == 'inf' and 'inf' or digits(expiries[n])
-      local token = (leased + 1) .. '@' .. now
+      local expires, token = expiries[n], first_token
+      if keep then token = (string.match(keep, '^%d+') or 0) + 1 .. '@' .. now end
       leases[taken * 2 + 1] = id
       leases[taken * 2 + 2] = token .. ' ' .. lane .. ' ' .. expires .. ' ' .. holder .. ' run'
       deadlines[taken * 2 + 1], deadlines[taken * 2 + 2] = ends, id

@@ -14,13 +14,13 @@ local now_ms = math.floor(now_us / 1000)
 redis.call('ZCARD', monitor)
 redis.call('ZCARD', done)
 local ids, status = held(payload, processing, 2, 3)
-local finished, fields, memories = {}, {}, {}
-for n, id in ipairs(ids) do
+local finished, fields, memories, m = {}, {}, {}, 0
+for n = 1, #ids do
+  local id = ids[n]
   if status[n] == 1 then
-    finished[#finished + 1] = id
-    fields[#fields + 1] = id
-    fields[#fields + 1] = id .. ':queue'
-    fields[#fields + 1] = id .. ':keep'
+    finished[m + 1] = id
+    fields[m * 3 + 1], fields[m * 3 + 2], fields[m * 3 + 3] = id, id .. ':queue', id .. ':keep'
+    m = m + 1
     local dedup_ms = tonumber(ARGV[2 + (n - 1) * 3 + 2])
     if dedup_ms > 0 then
       memories[#memories + 1] = now_ms + dedup_ms

@@ -6,7 +6,7 @@
 --          (call: '' or the name of this call of this producer; ttl_ms: 'inf' for no expiry)
 -- Returns  per message: 1 stored | 0 already live | -1 already dead | -2 done and remembered
 -- Keeps    I1 I2 I5 I6 I7 I8
--- Uses     clock count wake batch admit calls
+-- Uses     clock digits count wake batch admit calls
 local payload, monitor, dlq, done = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local lanes = { high = KEYS[5], normal = KEYS[6], low = KEYS[7] }
 local wake_list, topics, counters, call_key = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
@@ -21,8 +21,9 @@ redis.call('ZCARD', monitor)
 local ids, status = admit(payload, dlq, done, 4, 4, max_bytes, now_ms)
 
 local bodies, deadlines, pushes, stored = {}, {}, {}, 0
-for n, id in ipairs(ids) do
-  local at = 4 + (n - 1) * 4
+local deadline_of = { inf = 'inf' }  -- by lifetime, which most messages of a call share
+for n = 1, #ids do
+  local id, at = ids[n], 4 + (n - 1) * 4
   local list = lanes[ARGV[at + 1]]
   if status[n] == 1 then
     if not pushes[list] then
@@ -32,7 +33,8 @@ for n, id in ipairs(ids) do
     local push = pushes[list]
     push[#push + 1] = id
     local ttl = ARGV[at + 2]
-    deadlines[stored * 2 + 1] = ttl == 'inf' and 'inf' or now_ms + tonumber(ttl)
+    if not deadline_of[ttl] then deadline_of[ttl] = digits(now_ms + tonumber(ttl)) end
+    deadlines[stored * 2 + 1] = deadline_of[ttl]
     deadlines[stored * 2 + 2] = id
     bodies[stored * 4 + 1], bodies[stored * 4 + 2] = id, ARGV[at + 3]
     bodies[stored * 4 + 3], bodies[stored * 4 + 4] = id .. ':queue', topic

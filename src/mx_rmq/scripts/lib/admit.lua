@@ -6,8 +6,8 @@ local known_lanes = { high = true, normal = true, low = true }
 local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
   local ids, status, seen = batch(first, step), {}, {}
   if #ids == 0 then return ids, status end
-  for n, id in ipairs(ids) do
-    local at = first + (n - 1) * step
+  for n = 1, #ids do
+    local id, at = ids[n], first + (n - 1) * step
     local lane, size = ARGV[at + 1], #ARGV[at + step - 1]
     if not known_lanes[lane] then error('BADLANE ' .. lane .. ' of message ' .. id, 0) end
     if size > max_bytes then
@@ -15,9 +15,11 @@ local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
     end
   end
   local bodies = redis.call('HMGET', payload, unpack(ids))
-  local deaths = redis.call('ZMSCORE', dlq, unpack(ids))
-  local memories = redis.call('ZMSCORE', done, unpack(ids))
-  for n, id in ipairs(ids) do
+  -- Most often nobody has died or asked to be remembered, and then there is nothing to look up.
+  local deaths = redis.call('ZCARD', dlq) > 0 and redis.call('ZMSCORE', dlq, unpack(ids)) or {}
+  local memories = redis.call('ZCARD', done) > 0 and redis.call('ZMSCORE', done, unpack(ids)) or {}
+  for n = 1, #ids do
+    local id = ids[n]
     if bodies[n] or seen[id] then
       status[n] = 0
     elseif deaths[n] then
