@@ -139,7 +139,7 @@ def encode_payload(payload: Any) -> msgspec.Raw:
     """
     kind = type(payload)
     try:
-        if hasattr(kind, "model_dump_json"):
+        if kind is not dict and hasattr(kind, "model_dump_json"):
             encoded: bytes = payload.model_dump_json().encode()
             same = b"null" not in encoded or kind.model_validate_json(encoded) == payload
             problem = None if same else ("", "does not come back equal from JSON; it may hold a NaN")
@@ -159,10 +159,11 @@ def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
 
     Reading it back is faster than looking at every value in Python; only what differs is searched.
     """
-    if encoded.count(b"[") + encoded.count(b"{") > _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
+    if len(encoded) > 2 * _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
         # How deep Python could read it would depend on who reads.
         return "", f"is nested more than {_DEPTH_LIMIT} deep"
-    if isinstance(payload, msgspec.Struct) or hasattr(type(payload), "__dataclass_fields__"):
+    kind = type(payload)
+    if kind is not dict and (issubclass(kind, msgspec.Struct) or hasattr(kind, "__dataclass_fields__")):
         return _not_a_number(payload) if b"null" in encoded else None  # null is how NaN is written
     if _plain_decoder.decode(encoded) == payload:
         return None
@@ -170,7 +171,9 @@ def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
 
 
 def _depth(encoded: bytes) -> int:
-    """How deep JSON is nested; brackets inside strings count too, which only errs on the safe side."""
+    """How deep JSON is nested, 0 for not worth counting; brackets inside strings count too."""
+    if encoded.count(b"[") + encoded.count(b"{") <= _DEPTH_LIMIT:
+        return 0
     depth = deepest = 0
     for byte in encoded:
         if byte in b"[{":
