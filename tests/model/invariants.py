@@ -47,15 +47,15 @@ class State:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def hash(self, name: str) -> dict[str, str]:
+    def fields(self, name: str) -> dict[str, str]:
         found: dict[str, str] = self.keys.get(name, {})
         return found
 
-    def zset(self, name: str) -> dict[str, float]:
+    def scores(self, name: str) -> dict[str, float]:
         found: dict[str, float] = self.keys.get(name, {})
         return found
 
-    def list(self, name: str) -> list[str]:
+    def entries(self, name: str) -> list[str]:
         found: list[str] = self.keys.get(name, [])
         return found
 
@@ -64,10 +64,10 @@ class State:
         return found
 
     def pending(self, topic: str, lane: Lane) -> list[str]:
-        return self.list(f"{topic}:{PENDING[lane]}")
+        return self.entries(f"{topic}:{PENDING[lane]}")
 
     def lease(self, topic: str, id_: str) -> str | None:
-        return self.hash(f"{topic}:processing").get(id_)
+        return self.fields(f"{topic}:processing").get(id_)
 
     def differences(self, other: State) -> str:
         names = sorted(self.keys.keys() | other.keys.keys())
@@ -111,8 +111,8 @@ Broken = Iterable[str]
 
 def one_place(state: State, reference: Reference) -> Broken:
     """A live id is in one of pending, processing, delayed; a dead one only in the DLQ."""
-    payload, monitor = state.hash("payload"), state.zset("all_expire_monitor")
-    delays, dlq = state.zset("delay_tasks"), state.zset("dlq")
+    payload, monitor = state.fields("payload"), state.scores("all_expire_monitor")
+    delays, dlq = state.scores("delay_tasks"), state.scores("dlq")
     for id_ in IDS:
         topic = payload.get(f"{id_}:queue", "")
         leased_in = [name for name in TOPICS if state.lease(name, id_)]
@@ -137,7 +137,7 @@ def one_place(state: State, reference: Reference) -> Broken:
 
 def one_body(state: State, reference: Reference) -> Broken:
     """A message has one body, in the place where it is looked for; what is gone leaves nothing."""
-    payload, remains = state.hash("payload"), state.hash("dlq_payload")
+    payload, remains = state.fields("payload"), state.fields("dlq_payload")
     for id_, life in reference.live.items():
         if payload.get(id_) != life.body.decode():
             yield f"the body of {id_} is {payload.get(id_)}, not {life.body.decode()}"
@@ -169,15 +169,15 @@ def deadlines(state: State, reference: Reference) -> Broken:
         for id_, life in reference.live.items()
         if life.place != "delayed"
     }
-    if state.zset("all_expire_monitor") != expected:
-        yield f"deadlines are {state.zset('all_expire_monitor')}, not {expected}"
+    if state.scores("all_expire_monitor") != expected:
+        yield f"deadlines are {state.scores('all_expire_monitor')}, not {expected}"
     dues = {id_: life.deadline for id_, life in reference.live.items() if life.place == "delayed"}
-    if state.zset("delay_tasks") != dues:
-        yield f"due times are {state.zset('delay_tasks')}, not {dues}"
+    if state.scores("delay_tasks") != dues:
+        yield f"due times are {state.scores('delay_tasks')}, not {dues}"
     deaths = {id_: float(remains.died) for id_, remains in reference.dead.items()}
-    if state.zset("dlq") != deaths:
-        yield f"times of death are {state.zset('dlq')}, not {deaths}"
-    memories = state.zset("done")
+    if state.scores("dlq") != deaths:
+        yield f"times of death are {state.scores('dlq')}, not {deaths}"
+    memories = state.scores("done")
     for id_ in memories.keys() | reference.done.keys():
         until = reference.done.get(id_, -inf)
         if memories.get(id_) != until and (until > reference.now or id_ in memories):
@@ -187,7 +187,7 @@ def deadlines(state: State, reference: Reference) -> Broken:
 def kept(state: State, reference: Reference) -> Broken:
     """Lane, expiry and the count of leases outlive a lease and a delay."""
     for id_, life in reference.live.items():
-        keep = state.hash("payload").get(f"{id_}:keep")
+        keep = state.fields("payload").get(f"{id_}:keep")
         expected = f"{life.leased} {life.lane} {digits(life.expires)}"
         needed = life.place == "delayed" or life.leased
         if life.place != "processing" and keep != expected and (keep or needed):
@@ -211,30 +211,32 @@ def order(state: State, reference: Reference) -> Broken:
 def wakes(state: State, reference: Reference) -> Broken:
     """Whoever sleeps is woken by one token when there is something to do."""
     for topic in TOPICS:
-        tokens = state.list(f"{topic}:wake")
+        tokens = state.entries(f"{topic}:wake")
         if len(tokens) != (topic in reference.wakes):
             yield f"topic {topic} has {len(tokens)} wake tokens"
         waiting = any((life.topic, life.place) == (topic, "pending") for life in reference.live.values())
         if waiting and not tokens and topic not in reference.paused | reference.stirred:
             yield f"topic {topic} has pending messages and nobody knows"
-    tokens = state.list("delay_wake")
+    tokens = state.entries("delay_wake")
     if len(tokens) != reference.delay_wake:
         yield f"the scheduler has {len(tokens)} wake tokens"
-    earlier = min(state.zset("delay_tasks").values(), default=inf) < reference.scheduler_waits_for
+    earlier = min(state.scores("delay_tasks").values(), default=inf) < reference.scheduler_waits_for
     if earlier and not tokens and not reference.scheduler_stirred:
         yield "a message is due earlier than the scheduler knows"
 
 
 def counts(state: State, reference: Reference) -> Broken:
     """Every event is counted once: live and dead messages are what the counters say they must be."""
-    counters = {field: int(count) for field, count in state.hash("counters").items()}
+    counters = {field: int(count) for field, count in state.fields("counters").items()}
     for topic in TOPICS:
-        of = Counter({field.split(":")[1]: n for field, n in counters.items() if field.startswith(f"{topic}:")})
-        fields = state.hash("payload").items()
+        of = Counter(
+            {field.split(":")[1]: n for field, n in counters.items() if field.startswith(f"{topic}:")}
+        )
+        fields = state.fields("payload").items()
         live = sum(value == topic for field, value in fields if field.endswith(":queue"))
         if live != of["produced"] + of["replayed"] - of["completed"] - of["dead"] - of["cancelled"]:
             yield f"topic {topic} has {live} live messages, but counted {dict(of)}"
-        fields = state.hash("dlq_payload").items()
+        fields = state.fields("dlq_payload").items()
         dead = sum(value == topic for field, value in fields if field.endswith(":queue"))
         if dead != of["dead"] - of["replayed"] - of["deleted"]:
             yield f"topic {topic} has {dead} dead messages, but counted {dict(of)}"
@@ -243,7 +245,7 @@ def counts(state: State, reference: Reference) -> Broken:
     minutes: Counter[str] = Counter()
     for name in state.keys:
         if name.startswith("counters:"):
-            minutes.update({field: int(count) for field, count in state.hash(name).items()})
+            minutes.update({field: int(count) for field, count in state.fields(name).items()})
     if minutes != reference.counters:
         yield f"by the minute counted {dict(minutes)}, not {dict(reference.counters)}"
 

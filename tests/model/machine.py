@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from redis import Redis
 
-from mx_rmq.errors import StoreError
+from mx_rmq.errors import OutOfMemory, StoreError
 from mx_rmq.keys import LANES, Keys, Lane
 from mx_rmq.records import Claim, Delivery, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.scripts import SCRIPTS, Script
@@ -19,6 +19,7 @@ from tests.model.histories import (
     Audit,
     Cancel,
     Delete,
+    Fill,
     FlushScripts,
     Monitor,
     NextDelay,
@@ -26,6 +27,7 @@ from tests.model.histories import (
     Produce,
     Promote,
     Purge,
+    Reach,
     Refused,
     Revive,
     Settle,
@@ -79,6 +81,11 @@ class Line:
         self._client.close()
 
 
+def forged(token: str, n: int) -> str:
+    """A token that was never given: too short at its end or its beginning, too long, or none at all."""
+    return (token[:-1], token[1:], f"{token}0", "")[n % 4]
+
+
 class Machine:
     """One queue on one server with its reference beside it, for one history."""
 
@@ -93,6 +100,8 @@ class Machine:
         self.deaths: dict[str, list[int]] = {}
         self.ended: dict[str, int] = {}
         self.bodies = 0
+        self.reached = 0
+        self.full = False
 
     async def run(self, history: Sequence[Any]) -> None:
         """Run a history and drain what it leaves.
@@ -106,6 +115,8 @@ class Machine:
                 times = 1
                 if isinstance(step, Twice):
                     step, times = step.step, 2
+                if getattr(step, "woken", False):
+                    await self.stir(getattr(step, "topic", ""))
                 call = self.resolve(step)
                 if call:
                     if not isinstance(step, Again):
@@ -114,10 +125,13 @@ class Machine:
                         await self.send(call, lost=getattr(step, "lost", False))
                 else:
                     await self.meanwhile(step)
+            await self.fill(False)
             await self.drain()
         except Violation as violation:
             violation.add_note("\n".join(["calls:", *map(str, self.calls)]))
             raise
+        finally:
+            await self.fill(False)
 
     def resolve(self, step: Any) -> Call | None:
         """The call a step stands for now, if it stands for one."""
@@ -132,7 +146,7 @@ class Machine:
                 return Call("take_over", (limit,), {"lease": lease, "holder": worker})
             case Settle():
                 return self.settle(step)
-            case Promote(limit):
+            case Promote(limit=limit):
                 return Call("promote", (limit,), {})
             case NextDelay():
                 return Call("next_delay", (), {})
@@ -148,7 +162,9 @@ class Machine:
             case Cancel(picks):
                 targets = self.cancellable()
                 return Call("cancel", ([targets[pick % len(targets)] for pick in picks],), {})
-            case Delete(ids, seen):
+            case Delete(picks, seen):
+                targets = [*sorted(self.reference.dead), *IDS]
+                ids = [targets[pick] for pick in picks]
                 died_at = [self.died_at(id_, seen) or 0.0 for id_ in ids] if seen else []
                 return Call("delete_dead", (ids, died_at), {})
             case Trim():
@@ -191,15 +207,16 @@ class Machine:
         if step.aim == "astray":
             topic = TOPICS[1 - TOPICS.index(topic)]
         if step.aim == "forged":
-            # One that is too short, one of the right count and a wrong time.
-            picked = [pick._replace(token=(pick.token[:-1], f"{pick.token}0")[step.picks[0] % 2]) for pick in picked]
+            picked = [pick._replace(token=forged(pick.token, step.picks[0])) for pick in picked]
         match step.verb:
             case "extend":
                 return Call("extend", (topic, picked), {"lease": step.seconds})
             case "complete":
                 return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
             case "retry":
-                return Call("retry", (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
+                return Call(
+                    "retry", (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {}
+                )
             case "release":
                 return Call("release", (topic, picked), {})
         rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
@@ -228,7 +245,16 @@ class Machine:
         try:
             answer = await getattr(self.store, call.verb)(*call.args, **call.options)
         except StoreError as error:
-            raise Violation("answer", f"{call} failed: {error}") from error
+            # A claim of none removes nothing and only passes the token on.
+            growing = call.verb in ("produce", "produce_delayed") or (call.verb, call.args[-1]) == (
+                "claim",
+                0,
+            )
+            if not (self.full and growing and isinstance(error, OutOfMemory)):
+                raise Violation("answer", f"{call} failed: {error}") from error
+            self.reference.at(self.clock.us)
+            self.look()
+            return None
         self.reference.at(self.clock.us)
         held = {id_ for id_, life in self.reference.live.items() if life.place == "processing"}
         live = set(self.reference.live)
@@ -253,27 +279,45 @@ class Machine:
         """Read the whole server and compare."""
         before, self.state = self.state, self.line.state
         check(before, self.state, self.reference, settling=settling)
-        self.reference.done = {id_: int(until) for id_, until in self.state.zset("done").items()}
+        self.reference.done = {id_: int(until) for id_, until in self.state.scores("done").items()}
         self.reference.lists = {
             (topic, lane): list(self.state.pending(topic, lane)) for topic in TOPICS for lane in LANES
         }
+
+    async def fill(self, full: bool) -> None:
+        """Let the server reach its maxmemory, or give it room."""
+        if full != self.full:
+            self.full = full
+            await self.line.execute_command("CONFIG", "SET", "maxmemory", int(full))
+
+    async def stir(self, topic: str) -> None:
+        """Take a wake token as one who waited for it, a worker of a topic or the scheduler."""
+        self.reference.at(self.clock.us)
+        part = f"{topic}:wake" if topic else "delay_wake"
+        await self.line.execute_command("LPOP", self.store.keys.prefix + part)
+        if topic:
+            self.reference.take_token(topic)
+        else:
+            self.reference.take_delay_token()
+        self.look()
 
     async def meanwhile(self, step: Any) -> None:
         """Do what is no call of the store."""
         match step:
             case Pass(seconds):
                 self.clock.advance(seconds)
+            case Reach(ms):
+                ahead = [moment for moment in self.reference.moments() if self.clock.ms < moment < inf]
+                if ahead:
+                    # No µs comes twice, even if the clock was stepped back: it is in the tokens.
+                    self.reached += 1
+                    self.clock.us = max(self.clock.us, int(min(ahead) + ms) * 1000 + self.reached * 40 % 1000)
             case FlushScripts():
                 await self.line.execute_command("SCRIPT", "FLUSH")
+            case Fill(full):
+                await self.fill(full)
             case Stir(topic):
-                self.reference.at(self.clock.us)
-                part = f"{topic}:wake" if topic else "delay_wake"
-                await self.line.execute_command("LPOP", self.store.keys.prefix + part)
-                if topic:
-                    self.reference.take_token(topic)
-                else:
-                    self.reference.take_delay_token()
-                self.look()
+                await self.stir(topic)
             case Refused(topic, spec, delayed):
                 good = self.message(spec)
                 bad = good._replace(id=IDS[-1], lane=cast("Lane", "urgent"))

@@ -66,10 +66,11 @@ class Remains:
 class Reference:
     """What the server must hold and answer.
 
-    Every verb takes what the method of the same name of the store takes, and returns what it must return. Times
-    are in ms. *lists* is what the server's lists hold, stale hints included, head first: those are the server's
-    own business, so they are read from it, and *order* is the order in which pending messages must stand in there.
-    So is when it forgets a completed id after the end of its memory, but a take-over leaves none.
+    Every verb takes what the method of the same name of the store takes, and returns what it must return.
+    Times are in ms. *lists* is what the server's lists hold, stale hints included, head first: those are the
+    server's own business, so they are read from it, and *order* is the order in which pending messages must
+    stand in there. So is when a completed id is forgotten after the end of its memory, but a take-over leaves
+    none of those.
     """
 
     def __init__(self) -> None:
@@ -217,8 +218,8 @@ class Reference:
             del self.done[id_]
             self.changed = True
         deadlines = [
-            (life.deadline if life.place == "processing" else life.expires, id_)
-            for id_, life in self.live.items()
+            (moment, id_)
+            for (id_, life), moment in zip(self.live.items(), self.moments(), strict=True)
             if life.place != "delayed"
         ]
         taken = []
@@ -372,6 +373,10 @@ class Reference:
         """The scheduler gets its token."""
         if self.delay_wake:
             self.delay_wake, self.scheduler_stirred, self.changed = False, True, True
+
+    def moments(self) -> list[float]:
+        """When something is due, lapses or expires."""
+        return [life.expires if life.place == "pending" else life.deadline for life in self.live.values()]
 
     def earliest(self) -> float:
         """When the first delayed message is due."""
