@@ -8,7 +8,8 @@ from redis.asyncio import Redis
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.keys import Keys
 from mx_rmq.store import Store
-from tests.harness import Clock, server_binaries
+from tests.harness import Clock, free_port, server_binaries
+from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,22 @@ async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
         await client.flushall()
         await client.script_flush()
         yield client
+
+
+@pytest.fixture
+async def tcp(redis: Redis) -> AsyncIterator[str]:
+    """The URL of the same server over TCP."""
+    port = free_port()
+    await redis.config_set("port", port)
+    yield f"redis://127.0.0.1:{port}"
+    await redis.config_set("port", 0)
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
+    """A socket in front of the server that can fail."""
+    with Proxy(server) as proxy:
+        yield proxy
 
 
 @pytest.fixture

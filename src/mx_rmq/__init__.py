@@ -18,6 +18,7 @@ from mx_rmq.errors import (
     RetryLater,
     ServerUnavailable,
     StoreError,
+    UnreadableMessage,
     UnsafeServer,
     WrongKeyType,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "StoreError",
     "SyncProducer",
     "TopicCounts",
+    "UnreadableMessage",
     "UnsafeServer",
     "WorkerFacts",
     "WrongKeyType",

@@ -68,6 +68,15 @@ class Batcher(Generic[Item, Result]):
         while self._sender is not None:
             await asyncio.wait([self._sender])
 
+    def cancel(self) -> None:
+        """Give up what is waiting or on the wire."""
+        for future in self._futures:
+            if future is not None:
+                future.cancel()
+        self._items, self._futures = [], []
+        if self._sender is not None:
+            self._sender.cancel()
+
     async def _run(self) -> None:
         try:
             while self._items:

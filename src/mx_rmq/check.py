@@ -35,8 +35,11 @@ async def check_server(reader: Reader, *, mode: str, private: bool = False) -> l
         logger.warning("server.not_checked", extra={"error": str(error)})
         return []
     kind = "valkey" if "valkey_version" in info else "redis"
-    version = info.get(f"{kind}_version", "0")
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _LEAST[kind]:
+    version = info.get(f"{kind}_version", "unknown")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not numbers:
+        logger.warning("server.not_checked", extra={"error": "the server does not say its version"})
+    elif numbers < _LEAST[kind]:
         least = ".".join(map(str, _LEAST[kind]))
         raise UnsafeServer(f"the server is {kind} {version}; mx-rmq needs {least} or later")
     problems = [] if private else list(_problems(info))

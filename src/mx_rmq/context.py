@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mx_rmq.errors import LeaseLost
+from mx_rmq.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,12 +66,16 @@ class Context:
     def extend(self, seconds: float) -> None:
         """Ask for *seconds* from now instead of what is left of the timeout; works in threads too.
 
+        For a batch it is the time of all.
+
         Raises:
-            LeaseLost: too late, the message belongs to someone else.
+            LeaseLost: too late, the handler has timed out or the message belongs to someone else.
         """
+        if not seconds > 0:
+            raise ConfigError(f"extend() got {seconds!r}, but wants seconds")
         if self._job.end is not None:
-            raise LeaseLost(f"message {self.message_id} of topic {self.topic!r} belongs to someone else now")
-        self._job.deadline = self._job.loop.time() + seconds
+            raise LeaseLost(f"message {self.message_id} of topic {self.topic!r} is not ours any more")
+        self._job.extend(seconds)
 
     def __repr__(self) -> str:
         return f"<Context {self.topic} {self.message_id} attempt {self.attempt}>"

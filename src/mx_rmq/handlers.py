@@ -78,12 +78,17 @@ class Handler(Generic[P]):
         Raises:
             InvalidPayload: the handler would not accept it.
         """
-        return await self._queue.produce(self.topic, self.payload_type.encode(payload), **options)
+        return await self._queue.produce(self.topic, self._accepted(payload), **options)
 
     async def produce_many(self, payloads: Iterable[P], **options: Any) -> list[Receipt]:
         """Produce many at once; see ``RedisMessageQueue.produce_many``."""
-        encoded = (self.payload_type.encode(payload) for payload in payloads)
-        return await self._queue.produce_many(self.topic, encoded, **options)
+        accepted = (self._accepted(payload) for payload in payloads)
+        return await self._queue.produce_many(self.topic, accepted, **options)
+
+    def _accepted(self, payload: P) -> Any:
+        """A payload that the handler will accept; encoded, unless middleware wants to see it."""
+        encoded = self.payload_type.encode(payload)
+        return payload if self._queue.has_produce_middleware else encoded
 
     def __repr__(self) -> str:
         return f"<Handler {self.__name__} of topic {self.topic!r}>"

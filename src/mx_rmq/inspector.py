@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from mx_rmq.dead_letters import DeadLetters, NotDead
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Message, decode_message
-from mx_rmq.reader import Counts, Reader, TopicCounts, WorkerFacts
+from mx_rmq.reader import Counts, Live, Reader, TopicCounts, WorkerFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.shard import Shard
 
 State = Literal["pending", "processing", "delayed", "dead", "gone"]
+
+_LEASE: Final = re.compile(r"\d+@(?P<claimed>\d+) \S+ (?P<expires>\S+) (?P<holder>\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,9 @@ class Inspector:
     async def get(self, id_: str) -> MessageFacts:
         """Everything known of a message; its state is ``gone`` if there is none."""
         for shard in self._shards:
-            facts = await self._live(Reader(shard.store), id_)
-            if facts is not None:
-                return facts
+            live = await Reader(shard.store).message(id_)
+            if live is not None:
+                return _facts_of(id_, live)
         try:
             letter = await DeadLetters(self._shards).get(id_)
         except NotDead:
@@ -62,30 +67,6 @@ class Inspector:
             reason=letter.reason,
             error=letter.error,
         )
-
-    async def _live(self, reader: Reader, id_: str) -> MessageFacts | None:
-        body, topic, lease, due, deadline = await reader.message(id_)
-        if body is None:
-            return None
-        try:
-            message = decode_message(body)
-        except UnreadableMessage:
-            message = None
-        if lease is not None:
-            token, _, expires, holder, _ = [*lease.split(), "", "", "inf", "", ""][:5]
-            return MessageFacts(
-                id_,
-                "processing",
-                topic,
-                message,
-                expires_at=float(expires) / 1000,
-                holder=holder,
-                claimed_at=int(token.partition("@")[2] or 0) / 1e6,
-                lease_until=deadline,
-            )
-        if due is not None:
-            return MessageFacts(id_, "delayed", topic, message, due_at=due)
-        return MessageFacts(id_, "pending", topic, message, expires_at=deadline)
 
     async def counts(self) -> Counts:
         """How the queue stands, topic by topic."""
@@ -118,31 +99,86 @@ class Inspector:
                     f"{name} is dead since {_when(facts.died_at)}, {why}; replay it with queue.dlq.replay()"
                 )
             case "processing":
-                return (
-                    f"{name} is leased by {facts.holder} since {_when(facts.claimed_at)}; "
-                    f"unless extended, the lease ends at {_when(facts.lease_until)}"
-                )
+                leased = f"{name} is leased by {facts.holder} since {_when(facts.claimed_at)}"
+                if await self._is_over(facts.lease_until):
+                    return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
+                return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
             case "delayed":
                 failed = facts.message.attempts + facts.message.crashes if facts.message else 0
-                why = f"after {failed} failed attempts " if failed else ""
+                why = f"after {failed} failed attempt{'s' if failed > 1 else ''} " if failed else ""
+                if await self._is_over(facts.due_at):
+                    return f"{name} was delayed {why}until {_when(facts.due_at)}: {await self._mover()}"
                 return f"{name} is delayed {why}until {_when(facts.due_at)}"
             case "pending":
                 return f"{name} is pending: {await self._why_pending(facts)}"
 
     async def _why_pending(self, facts: MessageFacts) -> str:
+        if await self._is_over(facts.expires_at):
+            return f"its lifetime ended at {_when(facts.expires_at)}; {await self._mover()}"
         for shard in self._shards:
             if await Reader(shard.store).paused(facts.topic):
                 return "the topic is paused; resume it with queue.resume()"
         workers = await self.workers()
         serving = [worker for worker in workers if facts.topic in worker.topics]
         if not serving:
-            others = f"; {len(workers)} workers live, but serve other topics" if workers else ""
+            others = f"; {_workers(workers)} for other topics" if workers else ""
             return f"no live worker has a handler for the topic{others}"
         topic = (await self.counts()).topics.get(facts.topic, TopicCounts())
         return (
-            f"{len(serving)} workers serve the topic, with {topic.processing} messages running "
-            f"and {topic.pending} waiting"
+            f"the topic is served by {_workers(serving)}, "
+            f"with {topic.processing} running and {topic.pending} waiting"
         )
+
+    async def _is_over(self, instant: float | None) -> bool:
+        """Whether an instant has passed by the server's clock."""
+        return instant is not None and instant <= await Reader(self._shards[0].store).time()
+
+    async def _mover(self) -> str:
+        """Who will move a message on whose time has come: any worker, whatever it serves."""
+        workers = await self.workers()
+        return f"{_workers(workers)} will see to it in a moment" if workers else "no live worker sees to it"
+
+
+def _facts_of(id_: str, live: Live) -> MessageFacts:
+    """What is known of a message that is not dead."""
+    try:
+        message = decode_message(live.body)
+    except UnreadableMessage:
+        message = None
+    if live.lease is not None:
+        lease = _LEASE.match(live.lease)  # one that cannot be read is for the audit to mend
+        return MessageFacts(
+            id_,
+            "processing",
+            live.topic,
+            message,
+            expires_at=_instant(lease and lease["expires"]),
+            holder=lease["holder"] if lease else "somebody unknown",
+            claimed_at=int(lease["claimed"]) / 1e6 if lease else None,
+            lease_until=live.deadline,
+        )
+    if live.due_at is not None:
+        expires = (live.kept or "").split()[2:3]
+        return MessageFacts(
+            id_,
+            "delayed",
+            live.topic,
+            message,
+            due_at=live.due_at,
+            expires_at=_instant(expires[0] if expires else None),
+        )
+    return MessageFacts(id_, "pending", live.topic, message, expires_at=live.deadline)
+
+
+def _instant(ms: str | None) -> float | None:
+    try:
+        return None if ms is None else float(ms) / 1000
+    except ValueError:
+        return None
+
+
+def _workers(workers: Sequence[WorkerFacts]) -> str:
+    return f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
 
 
 def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:

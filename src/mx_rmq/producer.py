@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal
 from zlib import crc32
 
 import msgspec
 
 from mx_rmq.batching import Batcher
-from mx_rmq.errors import ConfigError, InvalidPayload
+from mx_rmq.config import MOST_SECONDS
+from mx_rmq.errors import ConfigError, InvalidPayload, ServerUnavailable
 from mx_rmq.ids import new_id
 from mx_rmq.keys import LANES, check_name
 from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
@@ -20,7 +23,7 @@ from mx_rmq.resend import resend
 from mx_rmq.store import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.keys import Lane
@@ -48,6 +51,9 @@ class Receipt(str):
         receipt.stored = stored
         return receipt
 
+    def __getnewargs__(self) -> tuple[str, Stored]:  # type: ignore[override]
+        return str(self), self.stored  # for copies and pickles
+
     @property
     def duplicate(self) -> bool:
         """True if the id was taken, so that nothing was stored."""
@@ -71,18 +77,22 @@ def draft(
     Raises:
         ConfigError, InvalidName, InvalidPayload: says which option, and what it should be.
     """
+    if not isinstance(topic, str):  # the rest of its grammar is checked once per topic, by who stores it
+        check_name("topic", topic)
     if priority not in LANES:
         raise ConfigError(f"priority is {priority!r}, but wants 'high', 'normal' or 'low'")
-    if delay and not _is_duration(delay):
+    if delay != 0 and not _is_duration(delay):
         raise ConfigError(f"delay is {delay!r}, but wants seconds")
     lifetime = config.ttl
     if ttl != DEFAULT:
         lifetime = ttl
         if lifetime is not None and not (_is_duration(lifetime) and lifetime > 0):
             raise ConfigError(f"ttl is {ttl!r}, but wants seconds, or None for no end")
-    if dedup_for and not _is_duration(dedup_for):
+    if dedup_for != 0 and not _is_duration(dedup_for):
         raise ConfigError(f"dedup_for is {dedup_for!r}, but wants seconds")
-    if headers:
+    if headers is not None:
+        if not isinstance(headers, Mapping):
+            raise InvalidPayload(f"headers is a {type(headers).__name__}, but wants a mapping of strings")
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidPayload(f"header {name!r} is {value!r}, but headers are strings")
@@ -100,12 +110,13 @@ def draft(
     try:
         body = encode_message(message)
     except UnicodeEncodeError as error:
+        check_name("topic", topic)
         raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
     return NewMessage(message.id, body, priority, lifetime, delay)
 
 
 def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e11
+    return isinstance(value, int | float) and value is not True and 0 <= value < MOST_SECONDS
 
 
 class Producer:
@@ -116,6 +127,8 @@ class Producer:
         self._shards = shards
         self._batchers: dict[tuple[Shard, str, bool], Batcher[NewMessage, Stored]] = {}
         self._calls = Calls()
+        self._chunks: set[asyncio.Task[Sequence[Stored]]] = set()
+        self._closed = False
 
     def shard_of(self, id_: str) -> Shard:
         """The shard that holds a message."""
@@ -145,7 +158,7 @@ class Producer:
                 shard, delayed = self.shard_of(message.id), message.delay > 0
                 chunk = chunks.setdefault((shard, delayed), [])
                 chunk.append(message)
-                if len(chunk) == _CHUNK or len(chunk) * len(message.body) > _CHUNK_BYTES:
+                if is_full(chunk):
                     del chunks[shard, delayed]
                     under_way.append((chunk, self._send_soon(shard, topic, chunk)))
                     await asyncio.sleep(0)  # lets the chunk leave while the next one is made
@@ -156,14 +169,32 @@ class Producer:
             ]
             while under_way:
                 await _collect(*under_way.pop(0), receipts)
+        except asyncio.CancelledError:
+            for _, task in under_way:
+                task.cancel()
+            raise
         finally:
             await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
         if len(chunks) > 1:
             receipts.sort(key=lambda receipt: order[receipt])
         return receipts
 
+    async def close(self) -> None:
+        """Let what is under way end; a ``produce_many`` that has more to send fails."""
+        self._closed = True
+        for batcher in list(self._batchers.values()):
+            await batcher.drained()
+        if self._chunks:
+            await asyncio.wait(self._chunks)
+
     def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[Sequence[Stored]]:
-        return asyncio.create_task(self._send(shard, topic, chunk[0].delay > 0, self._calls.name(), chunk))
+        if self._closed:
+            raise ServerUnavailable("the queue was closed in the middle of produce_many")
+        send = self._send(shard, topic, chunk[0].delay > 0, self._calls.name(), chunk)
+        task = asyncio.create_task(send)
+        self._chunks.add(task)
+        task.add_done_callback(self._chunks.discard)
+        return task
 
     def _batcher(self, shard: Shard, topic: str, delayed: bool) -> Batcher[NewMessage, Stored]:
         key = (shard, topic, delayed)
@@ -191,16 +222,20 @@ class Calls:
     """Names for calls: a producer has one call under way at a time, and each call its number."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self._numbers = count(1)
 
     def name(self) -> str:
         """A name no other producer has."""
         return new_id()
 
     def number(self) -> str:
-        """The next number."""
-        self._number += 1
-        return str(self._number)
+        """The next number, whichever thread asks."""
+        return str(next(self._numbers))
+
+
+def is_full(chunk: Sequence[NewMessage]) -> bool:
+    """Whether a chunk of ``produce_many`` is large enough to be sent."""
+    return len(chunk) == _CHUNK or len(chunk) * len(chunk[-1].body) > _CHUNK_BYTES
 
 
 def _weight(message: NewMessage) -> int:

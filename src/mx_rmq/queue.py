@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
-from mx_rmq import embedded
 from mx_rmq.audit import audit
 from mx_rmq.check import check_server
 from mx_rmq.config import Config
+from mx_rmq.connect import Address
 from mx_rmq.dead_letters import DeadLetters
 from mx_rmq.errors import ConfigError, NoHandler
 from mx_rmq.handlers import Handler
@@ -19,6 +20,7 @@ from mx_rmq.keys import check_name
 from mx_rmq.producer import DEFAULT, Producer, Receipt, draft
 from mx_rmq.reader import Reader
 from mx_rmq.records import Cancelled
+from mx_rmq.resend import resend
 from mx_rmq.shard import Shard
 from mx_rmq.sync import SyncProducer
 from mx_rmq.worker.worker import Worker
@@ -52,16 +54,19 @@ class RedisMessageQueue:
         if url is not None:
             options["url"] = url
         self.config = Config.of(**options)
-        self.sync = SyncProducer(self.config)
+        self._address = Address(self.config.url)
+        self.sync = SyncProducer(self.config, self._address)
         """The same queue for code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
         self._produce_middleware: list[Callable[..., Awaitable[Receipt]]] = []
-        self._opening = asyncio.Lock()
-        self._server: embedded.EmbeddedServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = asyncio.Lock()
         self._shards: list[Shard] = []
         self._producer: Producer | None = None
         self._worker: Worker | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     # -- producing
 
@@ -119,7 +124,9 @@ class RedisMessageQueue:
             headers=headers,
             dedup_for=dedup_for,
         )
-        producer = self._producer or await self._open_producer()
+        producer = self._producer
+        if producer is None or self._loop is not asyncio.get_running_loop():
+            producer = await self._open_producer()
         return await producer.produce(topic, message)
 
     async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
@@ -128,7 +135,7 @@ class RedisMessageQueue:
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
         """
         check_name("topic", topic)
-        producer = self._producer or await self._open_producer()
+        producer = await self._open_producer()
         if self._produce_middleware:
             return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]
         messages = (draft(self.config, topic, payload, **options) for payload in payloads)
@@ -136,7 +143,7 @@ class RedisMessageQueue:
 
     async def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
         async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-            producer = self._producer or await self._open_producer()
+            producer = await self._open_producer()
             return await producer.produce(topic, draft(self.config, topic, payload, **options))
 
         call: Callable[..., Awaitable[Receipt]] = last
@@ -224,53 +231,101 @@ class RedisMessageQueue:
         self._produce_middleware.append(layer)
         return layer
 
+    @property
+    def has_produce_middleware(self) -> bool:
+        """Whether anything is around produce."""
+        return bool(self._produce_middleware)
+
     # -- running
 
     async def open(self) -> None:
-        """Connect and check the server; done by whatever needs it first."""
-        async with self._opening:
+        """Connect and check the server; done by whatever needs it first.
+
+        Raises:
+            ServerUnavailable: it could not be reached for ``patience`` seconds.
+            ConfigError: the URL is wrong, or the server refuses its user or password.
+            UnsafeServer: it could lose messages, and ``check`` says to refuse it.
+        """
+        async with self._turn():
             if self._shards:
                 return
-            url, private = self.config.url, self.config.url == "embedded://"
-            if url.startswith("embedded:"):
-                self._server = await asyncio.to_thread(embedded.open_url, url)
-                url = self._server.url
-            shards = [Shard(url, self.config)]
+            shards: list[Shard] = []
             try:
+                shards.append(Shard(await self._enter(), self.config))
                 if self.config.check != "off":
+                    private = self.config.url == "embedded://"
                     for shard in shards:
-                        await check_server(Reader(shard.store), mode=self.config.check, private=private)
+                        look = partial(
+                            check_server, Reader(shard.store), mode=self.config.check, private=private
+                        )
+                        await resend(look, patience=self.config.patience)
             except BaseException:
                 await self._close(shards)
                 raise
             self._shards, self._producer = shards, Producer(self.config, shards)
 
     async def close(self) -> None:
-        """Stop the worker if it runs, and close every connection."""
+        """Stop the worker if it runs, let what is being produced be stored, and close every connection.
+
+        The queue may be used again, in the same event loop or in another.
+        """
+        turn = self._turn()
         await self.stop()
-        shards, self._shards, self._producer = self._shards, [], None
-        await self._close(shards)
-        self.sync.close()
+        async with turn:
+            shards, producer = self._shards, self._producer
+            self._shards, self._producer = [], None
+            if producer is not None:
+                await producer.close()
+            await self._close(shards)
+        await asyncio.to_thread(self.sync.close)
 
     async def _close(self, shards: list[Shard]) -> None:
         for shard in shards:
             await shard.close()
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close)
-            self._server = None
+        await asyncio.to_thread(self._address.leave, self)
+
+    async def _enter(self) -> str:
+        """Where to connect to; an embedded server is not left running if this is cancelled."""
+        entering = asyncio.ensure_future(asyncio.to_thread(self._address.enter, self))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            await asyncio.wait([entering])
+            raise
+
+    def _turn(self) -> asyncio.Lock:
+        """What makes opening and closing take turns.
+
+        A loop that ended without ``close`` took its connections with it; nothing of them is used again.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._shards and self._loop is not None and self._loop.is_running():
+                raise ConfigError("the queue is open in another event loop; make one queue for each loop")
+            self._loop, self._turns = loop, asyncio.Lock()
+            self._shards, self._producer, self._worker = [], None, None
+            self._starting = self._stopping = None
+        return self._turns
 
     async def _open_producer(self) -> Producer:
-        await self.open()
-        assert self._producer is not None
-        return self._producer
+        while True:
+            await self.open()
+            if self._producer is not None:  # else it was closed in the same moment
+                return self._producer
 
     def start(self) -> asyncio.Task[None]:
         """Start handling inside a running application; await the result to know that it has begun."""
         if not self._handlers:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
-        return asyncio.get_running_loop().create_task(self._start())
+        self._turn()
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting.add_done_callback(_log_failure)
+        return self._starting
 
     async def _start(self) -> None:
+        if self._stopping is not None:
+            await asyncio.wait([self._stopping])
         await self.open()
         if self._worker is None:
             self._worker = Worker(
@@ -278,28 +333,50 @@ class RedisMessageQueue:
             )
 
     async def stop(self) -> None:
-        """Stop handling: claim no more, let handlers finish within the grace, give back the rest."""
-        if self._worker is not None:
-            worker, self._worker = self._worker, None
+        """Stop handling: claim no more, let handlers finish within the grace, give back the rest.
+
+        Cancelling this leaves the stop under way; whoever calls it again waits for the same one. It
+        takes the grace at most; while the server does not answer, five times ``socket_timeout`` more.
+        """
+        self._turn()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._worker is not None and self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._worker))
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self, worker: Worker) -> None:
+        try:
             await worker.stop()
+        finally:
+            self._worker = self._stopping = None
 
     async def run(self) -> None:
-        """Handle messages until SIGTERM or SIGINT; a second signal does not wait for handlers."""
+        """Handle messages until SIGTERM or SIGINT; a second signal does not wait for handlers.
+
+        A signal that was being ignored stays so.
+        """
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
 
         def on_signal() -> None:
-            if stop.is_set() and worker is not None:
-                worker.hurry()
+            if stop.is_set() and self._worker is not None:
+                self._worker.hurry()
             stop.set()
 
-        await self.start()
-        worker = self._worker
-        signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, on_signal)
+        stopped = loop.create_task(stop.wait())
         try:
-            await stop.wait()
+            starting = self.start()
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await stopped
         finally:
+            stopped.cancel()
             try:
                 await self.close()
             finally:
@@ -324,10 +401,12 @@ class RedisMessageQueue:
 
     async def get(self, id_: str) -> MessageFacts:
         """Where a message is and what is known of it."""
+        check_name("message id", id_)
         return await self._inspector().get(id_)
 
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in a sentence."""
+        check_name("message id", id_)
         return await self._inspector().explain(id_)
 
     async def counts(self) -> Counts:
@@ -351,6 +430,7 @@ class RedisMessageQueue:
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
+        check_name("topic", topic)
         for shard in self._opened():
             await shard.store.resume(topic)
 
@@ -383,12 +463,18 @@ class RedisMessageQueue:
         return Inspector(self._opened())
 
     def _opened(self) -> list[Shard]:
-        if not self._shards:
+        if not self._shards or self._loop is not asyncio.get_running_loop():
             raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
         return self._shards
 
     def __repr__(self) -> str:
         return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"
+
+
+def _log_failure(starting: asyncio.Task[None]) -> None:
+    """Nobody may be waiting for a start; that it failed must be known all the same."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        logger.error("worker.not_started", extra={"error": str(error)})
 
 
 def _bind(layer: Any, inner: Callable[..., Awaitable[Receipt]]) -> Callable[..., Awaitable[Receipt]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.store import Commands, Store
+
+SILENCE: Final = 30.0
+"""Seconds after which a worker that has not said that it lives does not count as living."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,19 @@ class Counts:
         return sum(topic.processing for topic in self.topics.values())
 
 
+class Live(NamedTuple):
+    """A live message as it is stored; instants in seconds, None for what it does not have."""
+
+    body: bytes
+    topic: str
+    lease: str | None
+    due_at: float | None
+    deadline: float | None
+    """While pending its expiry, while processing the end of its lease."""
+    kept: str | None
+    """How often it was leased, its lane and its expiry, for one that is delayed or was leased before."""
+
+
 class Reader:
     """Reads one shard."""
 
@@ -71,7 +87,7 @@ class Reader:
         counters = _pairs(await self._read("HGETALL", "counters"))
         paused = set(await self._read("SMEMBERS", "paused"))
         topics = {}
-        for raw in sorted(await self._read("SMEMBERS", "topics")):
+        for raw in sorted(paused.union(await self._read("SMEMBERS", "topics"))):
             topic = raw.decode()
             pending = 0
             for part in PENDING.values():
@@ -89,26 +105,33 @@ class Reader:
         return bool(await self._read("SISMEMBER", "paused", topic))
 
     async def workers(self) -> list[WorkerFacts]:
-        """The workers that have lately said that they live."""
-        facts = _pairs(await self._read("HGETALL", "workers"))
-        seen = await self._read("ZRANGE", "workers_seen", 0, -1, "WITHSCORES")
-        workers = []
-        for name, score in _rows(seen):
-            if name in facts:
-                known: dict[str, Any] = msgspec.json.decode(facts[name])
-                topics = tuple(known.pop("topics", ()))
-                workers.append(WorkerFacts(name.decode(), float(score) / 1000, topics, **known))
-        return workers
+        """The workers that have lately said that they live.
 
-    async def message(self, id_: str) -> tuple[bytes | None, str, str | None, float | None, float | None]:
-        """A live message: its body, topic, lease, due time and deadline (seconds; None where it has none)."""
-        body, topic = await self._read("HMGET", "payload", id_, f"{id_}:queue")
+        Those that have not are forgotten by the next one that does; there may be no next one.
+        """
+        facts = _pairs(await self._read("HGETALL", "workers"))
+        since = (await self.time() - SILENCE) * 1000
+        seen = await self._read("ZRANGE", "workers_seen", since, "inf", "BYSCORE", "WITHSCORES")
+        return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
+
+    async def time(self) -> float:
+        """The server's time, in seconds since 1970."""
+        seconds, us = await self._command("TIME")
+        return int(seconds) + int(us) / 1e6
+
+    async def message(self, id_: str) -> Live | None:
+        """A live message, None if there is none."""
+        body, topic, kept = await self._read("HMGET", "payload", id_, f"{id_}:queue", f"{id_}:keep")
+        if body is None:
+            return None
         due = await self._read("ZSCORE", "delay_tasks", id_)
         deadline = await self._read("ZSCORE", "all_expire_monitor", id_)
         lease = None
         if topic is not None:
-            lease = await self._command("HGET", self._keys.of_topic(topic.decode(), "processing"), id_)
-        return body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline)
+            lease = await self._command("HGET", self._keys.of_topic(_text(topic), "processing"), id_)
+        return Live(
+            body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
+        )
 
     async def leases(self, topic: str) -> dict[str, str]:
         """Every lease of a topic, by id."""
@@ -124,7 +147,7 @@ class Reader:
     async def dead_ids(self, start: int, count: int) -> list[tuple[str, float]]:
         """Ids and times of death, latest first, from rank *start*."""
         rows = await self._read("ZRANGE", "dlq", start, start + count - 1, "REV", "WITHSCORES")
-        return [(id_.decode(), float(score) / 1000) for id_, score in _rows(rows)]
+        return [(_text(id_), float(score) / 1000) for id_, score in _rows(rows)]
 
     async def died_at(self, id_: str) -> float | None:
         """When a message died, None if it has not."""
@@ -158,6 +181,16 @@ class Reader:
 
     async def _read(self, command: str, part: str, *args: Any) -> Any:
         return await self._commands.execute_command(command, self._keys.of_queue(part), *args)
+
+
+def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
+    """A worker by what it said of itself; a later version may say more, and anyone may write nonsense."""
+    try:
+        said = msgspec.json.decode(facts, type=dict[str, Any])
+        seen = {"name": _text(name), "seen_at": float(seen_ms) / 1000}
+        return msgspec.convert({"topics": ()} | said | seen, WorkerFacts)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return WorkerFacts(_text(name), float(seen_ms) / 1000, ())
 
 
 def _text(value: bytes | None) -> str:

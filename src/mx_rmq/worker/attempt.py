@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.context import Context
@@ -46,7 +46,6 @@ class Attempt:
                 await self._run(job.payload, Context(job) if self._needs_context else None)
         except BaseException as raised:
             error = raised
-            uncancel()
         return [
             self._judge(job, error if error is not None or results is None else results[n])
             for n, job in enumerate(jobs)
@@ -58,13 +57,9 @@ class Attempt:
         return await self._call(payload)
 
     def _judge(self, job: Job, error: Any) -> Outcome:
-        if job.end is not None:
-            uncancel()  # the handler may have swallowed it
         if job.end is End.TIMEOUT:
             ran = job.loop.time() - job.started_at
-            error = TimeoutError(
-                f"the handler ran for {ran:.3g} s, its timeout is {self._handler.timeout:g} s"
-            )
+            error = TimeoutError(f"the handler was stopped after {ran:.3g} s, its time was over")
         elif job.end is not None:
             return ABANDONED
         if not isinstance(error, BaseException):
@@ -78,18 +73,18 @@ def _plain_call(handler: Handler[Any], threads: Threads) -> Call:
         arguments = (payload, context) if handler.takes_context else (payload,)
         if handler.is_async:
             return await handler.function(*arguments)
-        return await threads.run(handler.function, arguments)
+        result = await threads.run(handler.function, arguments)
+        # What a decorator that is no coroutine function makes of an async handler.
+        return await result if inspect.isawaitable(result) else result
 
     return call
 
 
 def _check_results(results: Any, count: int) -> None:
-    if results is not None and (not isinstance(results, list) or len(results) != count):
-        raise TypeError(f"a batch handler returns None or a list of {count} outcomes")
-
-
-def uncancel() -> None:
-    """Take back every request to cancel this task: it was meant for the handler, not for the runner."""
-    task = asyncio.current_task()
-    while task is not None and task.cancelling():
-        task.uncancel()
+    if results is None:
+        return
+    if not isinstance(results, list) or len(results) != count:
+        raise TypeError(f"a batch handler returns None, or a list of {count} outcomes")
+    for n, result in enumerate(results):
+        if result is not None and not isinstance(result, BaseException):
+            raise TypeError(f"outcome {n} of the batch is a {type(result).__name__}, not None or an error")

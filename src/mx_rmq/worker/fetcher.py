@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
+from mx_rmq.errors import StoreError
 from mx_rmq.reader import Reader
 from mx_rmq.records import Delivery
 from mx_rmq.store import BATCH_LIMIT
@@ -40,7 +40,8 @@ class Fetcher(Service):
         self._wakeup = Wakeup(shard, self.nudge, config.poll)
         pool.on_room(self.nudge.give)
         self._topic_of = {shard.keys.of_topic(topic, "wake"): topic for topic in pool.topics}
-        self._hot: deque[str] = deque(pool.topics)
+        self._hot = dict.fromkeys(pool.topics)
+        """The hot topics; the first one has waited longest."""
         self._doubtful: set[str] = set()
         """Topics whose last claim got no reply: it may have leased messages nobody knows of."""
         self._polled_at = self._loop.time()
@@ -52,20 +53,15 @@ class Fetcher(Service):
             self._polled_at = self._loop.time()
             self._heat(*self._pool.topics)
         fetched = False
-        for _ in range(len(self._hot)):
-            topic = self._hot.popleft()
-            room = self._pool.room(self._pool.topics[topic]) if self._pool.hungry else 0
-            if room and not self.stopping:
-                left, got = await self._claim(topic, room)
-                fetched = fetched or got
-                if not left:
-                    continue
-            self._hot.append(topic)
+        for topic in list(self._hot):
+            room = self._pool.room(self._pool.topics[topic])
+            if room and not self.stopping:  # without room it keeps its place in the line
+                fetched = await self._claim(topic, room) or fetched
         if not fetched and not self.stopping:
             await self._wait()
 
-    async def _claim(self, topic: str, room: int) -> tuple[bool, bool]:
-        """Claim from one topic; whether entries are left, and whether any came."""
+    async def _claim(self, topic: str, room: int) -> bool:
+        """Claim from one topic; whether any message came."""
         work = self._pool.topics[topic]
         if topic in self._doubtful:
             await self._give_back_unknown(topic)
@@ -74,15 +70,20 @@ class Fetcher(Service):
             claim = await self._shard.store.claim(
                 topic, room, lease=self._config.lease, holder=self._config.worker
             )
-        except BaseException:
-            self._heat(topic)
-            raise
+        except StoreError as error:  # refused, so nothing was written; the other topics go on
+            self._doubtful.discard(topic)
+            self._hot.pop(topic)
+            logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+            return False
         self._doubtful.discard(topic)
         self._shard.set_clock(claim.now)
+        self._hot.pop(topic)
+        if claim.left:
+            self._heat(topic)
         jobs = [Job(delivery, self._shard, work.handler, self._loop) for delivery in claim.deliveries]
         self._shard.held.update(jobs)
         self._pool.offer(work, jobs)
-        return claim.left > 0, bool(jobs)
+        return bool(jobs)
 
     async def _give_back_unknown(self, topic: str) -> None:
         """Release what is leased to this worker without its knowledge, rather than let the leases run out."""
@@ -114,8 +115,7 @@ class Fetcher(Service):
 
     def _heat(self, *topics: str) -> None:
         for topic in topics:
-            if topic not in self._hot:
-                self._hot.append(topic)
+            self._hot.setdefault(topic)
 
     async def close(self) -> None:
         """Give up waiting for tokens."""

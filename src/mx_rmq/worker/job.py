@@ -8,6 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.handlers import Handler
     from mx_rmq.message import Message
     from mx_rmq.records import Delivery
@@ -26,6 +28,7 @@ class Job:
     """One delivery, from the claim until it is settled."""
 
     __slots__ = (
+        "_batch",
         "_lost",
         "_runner",
         "deadline",
@@ -54,18 +57,27 @@ class Job:
         self.started_at = 0.0
         self.end: End | None = None
         self._runner: asyncio.Task[Any] | None = None
+        self._batch: Sequence[Job] = ()
         self._lost: asyncio.Event | None = None
 
-    def begin(self, runner: asyncio.Task[Any] | None, now: float) -> None:
-        """The handler is about to be called, in *runner*."""
+    def begin(self, runner: asyncio.Task[Any] | None, now: float, batch: Sequence[Job]) -> None:
+        """The handler is about to be called in *runner*, for this job and the others of its batch."""
         self._runner = runner
+        self._batch = batch
         timeout = self.handler.timeout
         self.deadline = inf if timeout is None else now + timeout
 
     def finish(self) -> None:
         """The handler has ended; nothing can stop it any more."""
         self._runner = None
+        self._batch = ()
         self.deadline = inf
+
+    def extend(self, seconds: float) -> None:
+        """Give the handler *seconds* from now; the jobs of a batch share one call, and so its time."""
+        deadline = self.loop.time() + seconds
+        for job in self._batch:
+            job.deadline = deadline
 
     def stop(self, end: End) -> None:
         """End the handler from outside, if it still runs, or before it begins."""
@@ -73,8 +85,8 @@ class Job:
             self.end = end
             if end is End.LOST and self._lost is not None:
                 self._lost.set()
-            # A lost message is no reason to stop the others of its batch.
-            if self._runner is not None and not (end is End.LOST and self.handler.is_batch):
+            # As long as one job of a batch needs it, the call goes on.
+            if self._runner is not None and all(job.end is not None for job in self._batch):
                 self._runner.cancel()
 
     @property

@@ -8,8 +8,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from mx_rmq.blocking import run_blocking
-from mx_rmq.errors import MxRmqError
+from mx_rmq.errors import ServerUnavailable, StoreError
 from mx_rmq.records import Settled
+from mx_rmq.store import BATCH_LIMIT
 from mx_rmq.worker.job import End
 
 if TYPE_CHECKING:
@@ -37,21 +38,26 @@ class LeaseKeeper:
         """Begin."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End; returns when the thread has."""
+    def stop(self, patience: float) -> None:
+        """End; returns when the thread has, or after *patience* seconds if the server does not answer."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(patience)
 
     def _run(self) -> None:
         stores = [(shard, *shard.blocking_store()) for shard in self._shards]
         interval = self._lease / 3
-        while not self._stopping.wait(interval):
+        away: set[Shard] = set()
+        # A loop that ended without a stop leaves nobody whose leases are worth keeping.
+        while not self._stopping.wait(interval) and not self._loop.is_closed():
             interval = self._lease / 3
             for shard, store, _ in stores:
                 try:
                     self.step(shard, store)
-                except MxRmqError as error:
-                    logger.warning("leases.not_extended", extra={"error": str(error)})
+                    away.discard(shard)
+                except ServerUnavailable as error:
+                    if shard not in away:
+                        logger.warning("leases.not_extended", extra={"error": str(error)})
+                    away.add(shard)
                     interval = min(interval, 0.5)
                 except Exception:
                     logger.exception("service.failed", extra={"service": "leases"})
@@ -66,15 +72,17 @@ class LeaseKeeper:
             if job.deadline > now:
                 by_topic[job.delivery.topic].append(job)
         for topic, jobs in by_topic.items():
-            for start in range(0, len(jobs), 1000):
-                chunk = jobs[start : start + 1000]
-                deliveries = [job.delivery for job in chunk]
-                statuses = run_blocking(store.extend(topic, deliveries, lease=self._lease))
-                lost = [
-                    job for job, status in zip(chunk, statuses, strict=True) if status is not Settled.DONE
-                ]
-                if lost and not self._stopping.is_set():
-                    self._loop.call_soon_threadsafe(_lose, lost)
+            for start in range(0, len(jobs), BATCH_LIMIT):
+                try:
+                    self._extend(store, topic, jobs[start : start + BATCH_LIMIT])
+                except StoreError as error:  # of one topic; the others are extended
+                    logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+
+    def _extend(self, store: Store, topic: str, jobs: list[Job]) -> None:
+        statuses = run_blocking(store.extend(topic, [job.delivery for job in jobs], lease=self._lease))
+        lost = [job for job, status in zip(jobs, statuses, strict=True) if status is not Settled.DONE]
+        if lost and not self._stopping.is_set():
+            self._loop.call_soon_threadsafe(_lose, lost)
 
 
 def _lose(jobs: list[Job]) -> None:

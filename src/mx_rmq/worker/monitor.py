@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Attempt, Death, Message, decode_message, describe, encode_death, encode_message
+from mx_rmq.reader import SILENCE
+from mx_rmq.store import BATCH_LIMIT
 from mx_rmq.worker.service import Service
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ logger = logging.getLogger("mx_rmq.worker")
 _INTERVAL = 0.5
 _BATCH = 200
 _HOUSEKEEPING = 5.0
-_SILENCE = 30.0
 
 
 class Monitor(Service):
@@ -103,12 +104,14 @@ class Monitor(Service):
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
         self._kept_house_at = now
-        await self._store.register_worker(self._config.worker, self._facts, silence=_SILENCE)
+        await self._store.register_worker(self._config.worker, self._facts, silence=SILENCE)
         if self._config.dlq_max_age is not None or self._config.dlq_max_count is not None:
-            await self._store.trim_dead(
-                max_age=self._config.dlq_max_age, max_count=self._config.dlq_max_count
-            )
+            deleted = BATCH_LIMIT
+            while deleted == BATCH_LIMIT:
+                deleted = await self._store.trim_dead(
+                    max_age=self._config.dlq_max_age, max_count=self._config.dlq_max_count
+                )
 
     async def leave(self) -> None:
         """Say that this worker is gone."""
-        await self._store.register_worker(self._config.worker, b"", silence=_SILENCE)
+        await self._store.register_worker(self._config.worker, b"", silence=SILENCE)

@@ -40,6 +40,13 @@ class TopicWork:
             return False
         return len(self.ready) >= self.handler.batch or self.ripe or not self.handler.linger
 
+    @property
+    def starting(self) -> int:
+        """How many runs the ready jobs are about to start."""
+        if not self.runnable:
+            return 0
+        return min(-(-len(self.ready) // self.handler.batch), self.limit - self.runs)
+
 
 class Pool:
     """Hands ready jobs to idle runners, topics taking turns, each within its own concurrency."""
@@ -51,7 +58,7 @@ class Pool:
         self.all_idle = asyncio.Event()
         self.all_idle.set()
         self._loop = asyncio.get_running_loop()
-        self._batches = any(work.handler.batch > 1 for work in self.topics.values())
+        self._closed = False
         self._line: deque[TopicWork] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._ready = 0
@@ -80,6 +87,9 @@ class Pool:
         ready = topic.ready
         batch = topic.handler.batch
         jobs = [ready.popleft()] if batch == 1 else [ready.popleft() for _ in range(min(batch, len(ready)))]
+        if topic.lingering is not None:  # what is left lingers for a time of its own
+            topic.lingering.cancel()
+            topic.lingering = None
         topic.runs += 1
         self._runs += 1
         self._ready -= len(jobs)
@@ -105,25 +115,29 @@ class Pool:
                 self._wake_one()
         if self._runs == 0:
             self.all_idle.set()
-        if self.hungry:
+        if not topic.ready or 2 * len(topic.ready) <= self._prefetch:
             for tell in self._room_listeners:
                 tell()
 
+    def close(self) -> None:
+        """Start no further job."""
+        self._closed = True
+        self._line.clear()
+        for topic in self.topics.values():
+            if topic.lingering is not None:
+                topic.lingering.cancel()
+
     def drain(self) -> list[Job]:
-        """Take back every job that has not started."""
+        """Take back every job that has not started, in the order of the claims."""
         jobs: list[Job] = []
         for topic in self.topics.values():
             jobs += topic.ready
             topic.ready.clear()
-            topic.queued = False
-            if topic.lingering is not None:
-                topic.lingering.cancel()
-        self._line.clear()
         self._ready = 0
         return jobs
 
     def _enqueue(self, topic: TopicWork) -> None:
-        if topic.queued:
+        if topic.queued or self._closed:
             return
         if topic.runnable:
             topic.queued = True
@@ -151,17 +165,23 @@ class Pool:
         """Have *tell* called whenever there may be room for more."""
         self._room_listeners.append(tell)
 
-    @property
-    def hungry(self) -> bool:
-        """True if it is worth asking for messages: at once when none is ready, else by the half."""
-        return self._ready == 0 or 2 * self._ready <= self._prefetch or self._batches
-
     def room(self, topic: TopicWork) -> int:
-        """How many messages of a topic could be taken in."""
-        slots = min(self.concurrency - self._runs, topic.limit - topic.runs)
-        own = slots * topic.handler.batch + self._prefetch - len(topic.ready)
-        total = (self.concurrency - self._runs) * topic.handler.batch + self._prefetch - self._ready
-        return max(0, min(own, total, 1000))
+        """How many messages of a topic could be taken in: any number when none is ready, else by the half.
+
+        The ready jobs of other topics take up runs only as far as they are about to start. Those that
+        wait for their batch to fill, or for their own topic's limit, must keep nobody else waiting.
+        """
+        ready, batch = len(topic.ready), topic.handler.batch
+        if batch == 1 and ready and 2 * ready > self._prefetch:
+            return 0
+        runs, spare = self.concurrency - self._runs, self._prefetch
+        if self._ready > ready:
+            for other in self.topics.values():
+                if other.ready and other is not topic:
+                    runs -= other.starting
+                    spare -= max(0, len(other.ready) - other.starting * other.handler.batch)
+        runs = max(0, min(runs, topic.limit - topic.runs))
+        return max(0, min(runs * batch + max(0, spare) - ready, 1000))
 
     def pace(self) -> None:
         """Set how many messages to hold ready: what was finished in the last moments.

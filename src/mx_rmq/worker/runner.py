@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from mx_rmq import errors
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Attempt as PastAttempt
 from mx_rmq.message import Death, decode_message, describe, encode_death, encode_message
 from mx_rmq.outcome import Abandoned, Again, Dead, Done, Outcome
-from mx_rmq.worker.attempt import Attempt, uncancel
+from mx_rmq.worker.attempt import Attempt
 from mx_rmq.worker.job import End
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.handlers import Middleware
     from mx_rmq.worker.job import Job
@@ -31,46 +32,73 @@ _TURNS = 32
 class Runner:
     """Takes jobs from the pool for ever; a worker runs it in as many coroutines as handlers may run."""
 
-    def __init__(self, pool: Pool, threads: Threads, worker: str, middleware: Sequence[Middleware]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        threads: Threads,
+        worker: str,
+        middleware: Sequence[Middleware],
+        ending: Callable[[], bool],
+    ) -> None:
         self._pool = pool
         self._worker = worker
+        self._ending = ending
         self._loop = asyncio.get_running_loop()
         self._attempts = {
             topic: Attempt(work.handler, threads, middleware) for topic, work in pool.topics.items()
         }
 
     async def run(self) -> None:
-        """Run jobs until cancelled from outside while none is running."""
+        """Run jobs until the worker ends; whatever a handler does, its runner goes on."""
+        task = asyncio.current_task()
+        assert task is not None
         turns = 0
         while True:
             taken = self._pool.take()
             if taken is None:
-                await self._pool.some_work()
+                try:
+                    await self._pool.some_work()
+                except asyncio.CancelledError:
+                    await self._shake_off(task)
                 continue
             work, jobs = taken
             try:
-                await self._run(self._attempts[work.handler.topic], jobs)
-            except asyncio.CancelledError:
-                # A handler may cancel its own task; that is no reason to lose a runner.
-                uncancel()
+                await self._run(self._attempts[work.handler.topic], jobs, task)
+            except Exception:
+                logger.exception("runner.failed", extra={"topic": work.handler.topic})
+                for job in jobs:  # their leases run out, and the monitor sees to them
+                    job.shard.forget(job)
             finally:
                 self._pool.finished(work, len(jobs))
+            if task.cancelling():
+                await self._shake_off(task)
             turns += 1
             if turns % _TURNS == 0:
                 await asyncio.sleep(0)
 
-    async def _run(self, attempt: Attempt, jobs: list[Job]) -> None:
-        now, task = self._loop.time(), asyncio.current_task()
-        fit = []
+    async def _shake_off(self, task: asyncio.Task[Any]) -> None:
+        """Take back what cancelled this task: it was meant for a handler, unless the worker ends."""
+        if self._ending():
+            raise asyncio.CancelledError
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # a request that has not struck yet does here
+        while task.cancelling():
+            task.uncancel()
+
+    async def _run(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any]) -> None:
+        now = self._loop.time()
+        fit: list[Job] = []
         for job in jobs:
             outcome = self._open(job, now)
             if outcome is None:
-                job.begin(task, now)
+                job.begin(task, now, fit)
                 fit.append(job)
             else:
                 self._settle(job, outcome)
         if fit:
             outcomes = await attempt(fit)
+            if task.cancelling() and fit[0].end is None and self._ending():
+                raise asyncio.CancelledError  # the program ends; there is nobody left to settle
             for job, outcome in zip(fit, outcomes, strict=True):
                 job.finish()
                 self._settle(job, outcome)
@@ -102,7 +130,9 @@ class Runner:
             case Dead(death, attempted):
                 body = self._failed(job, death.error) if attempted else b""
                 settler.move_to_dlq(job, body, encode_death(death))
-                self._log(logging.WARNING, "message.dead", job, error=death.error, reason=death.reason)
+                # The handler chose its words; why a payload does not fit may quote it, so only its kind is said.
+                said = death.error if attempted else death.kind
+                self._log(logging.WARNING, "message.dead", job, error=said, reason=death.reason)
             case Abandoned() if job.end is End.STOP:
                 settler.release(job)
             case Abandoned():

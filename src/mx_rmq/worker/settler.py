@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,10 @@ from mx_rmq.batching import Batcher
 from mx_rmq.errors import MxRmqError
 from mx_rmq.records import Settled
 from mx_rmq.resend import resend
+from mx_rmq.store import BATCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mx_rmq.store import Store
     from mx_rmq.worker.job import Job
@@ -53,13 +56,30 @@ class Settler:
         self._batcher("move_to_dlq", job.delivery.topic).put((job, 0.0, body, error))
 
     def release(self, job: Job) -> None:
-        """It never started, or was stopped with its worker."""
+        """It was stopped with its worker."""
         self._batcher("release", job.delivery.topic).put((job, 0.0, b"", b""))
+
+    async def give_back(self, jobs: Iterable[Job]) -> None:
+        """Release jobs that never started, so that each topic's first one is first again."""
+        by_topic: dict[str, list[Item]] = defaultdict(list)
+        for job in jobs:
+            by_topic[job.delivery.topic].append((job, 0.0, b"", b""))
+        for topic, items in by_topic.items():
+            for start in reversed(range(0, len(items), BATCH_LIMIT)):  # each call puts its own first
+                with suppress(MxRmqError):  # logged; their leases run out
+                    await self._settle("release", topic, items[start : start + BATCH_LIMIT])
 
     async def drained(self) -> None:
         """Wait until everything is settled."""
         for batcher in list(self._batchers.values()):
             await batcher.drained()
+
+    def give_up(self) -> None:
+        """Forget what is not settled yet; those leases run out, and the messages are delivered again."""
+        for (verb, topic), batcher in self._batchers.items():
+            if not batcher.idle:
+                batcher.cancel()
+                logger.error("settle.given_up", extra={"verb": verb, "topic": topic})
 
     def _batcher(self, verb: Verb, topic: str) -> Batcher[Item, Settled]:
         batcher = self._batchers.get((verb, topic))
@@ -72,7 +92,7 @@ class Settler:
     async def _settle(self, verb: Verb, topic: str, items: Sequence[Item]) -> Sequence[Settled]:
         try:
             statuses = await resend(lambda: self._call(verb, topic, items), patience=self._patience)
-        except MxRmqError as error:
+        except Exception as error:  # whatever it is: a lease must not be kept for ever
             for job, *_ in items:
                 self._forget(job)
             logger.error(

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config
     from mx_rmq.handlers import Handler, Middleware
     from mx_rmq.shard import Shard
+    from mx_rmq.worker.job import Job
     from mx_rmq.worker.service import Service
 
 logger = logging.getLogger("mx_rmq.worker")
+
+_LAST_WORDS = 1.0
+"""How long a handler that is told to stop may take to do so."""
 
 
 class Worker:
@@ -47,8 +51,10 @@ class Worker:
         self._config = config
         self._shards = shards
         self._pool = Pool(handlers, config.concurrency, config.prefetch)
-        self._threads = Threads(config.concurrency)
-        runner = Runner(self._pool, self._threads, config.worker, middleware)
+        # A third of the lease, so that a timeout is settled before the lease has run out.
+        self._threads = Threads(patience=min(config.lease / 3, 5.0))
+        self._over = False
+        runner = Runner(self._pool, self._threads, config.worker, middleware, self._ending)
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
         self._fetchers = [Fetcher(shard, self._pool, config) for shard in shards]
         self._monitors = [Monitor(shard, config, self._facts(handlers)) for shard in shards]
@@ -65,44 +71,80 @@ class Worker:
         logger.info("worker.started", extra={"worker": config.worker, "topics": sorted(self._pool.topics)})
 
     async def stop(self) -> None:
-        """End in order: claim no more, let handlers finish within the grace, give back the rest."""
+        """End in order: start no more, let handlers finish within the grace, give back the rest.
+
+        If the server is away, what is not settled by the end of the grace is given up: its lease runs
+        out, and it is delivered again. Nothing else takes longer than ``socket_timeout``.
+        """
+        until = asyncio.get_running_loop().time() + self._config.grace
+        self._pool.close()
         await self._end(self._fetchers)
-        for job in self._pool.drain():
-            job.shard.settler.release(job)
-        await self._finish_running()
-        for shard in self._shards:
-            await shard.settler.drained()
+        giving_back = asyncio.create_task(self._give_back(self._pool.drain()))
+        await self._finish_running(until)
+        await self._settle(giving_back, until)
         await self._end([*self._schedulers, *self._monitors])
         for monitor in self._monitors:
             try:
                 await monitor.leave()
             except MxRmqError as error:
                 logger.warning("worker.not_signed_off", extra={"error": str(error)})
-        await asyncio.to_thread(self._leases.stop)
-        for runner in self._runners:
-            runner.cancel()
-        await asyncio.gather(*self._runners, return_exceptions=True)
+        await asyncio.to_thread(self._leases.stop, self._config.socket_timeout)
+        for shard in self._shards:
+            shard.held.clear()
         self._deadlines.close()
         self._threads.close()
         logger.info("worker.stopped", extra={"worker": self._config.worker})
+
+    def _ending(self) -> bool:
+        """Whether the runners shall end: after a stop, or because the program cancels all its tasks."""
+        return self._over or any(task.cancelling() for task in self._tasks.values())
 
     def hurry(self) -> None:
         """Do not wait for the grace to end: running handlers are stopped now."""
         self._hurry.set()
 
-    async def _finish_running(self) -> None:
-        idle = asyncio.create_task(self._pool.all_idle.wait())
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait([idle, hurry], timeout=self._config.grace, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+    async def _finish_running(self, until: float) -> None:
+        """Let handlers finish, or stop them when the grace is over; then end the runners."""
+        idle = asyncio.ensure_future(self._pool.all_idle.wait())
+        await self._wait(idle, until, hurried=0.0)
         if not idle.done():
             running = [job for shard in self._shards for job in shard.held]
             logger.warning("worker.grace_over", extra={"running": len(running)})
-            for job in running:
+            for job in sorted(running, key=lambda job: job.started_at):  # so they go back in order
                 job.stop(End.STOP)
-            # A handler may ignore being cancelled, or hang in a C call; its lease then runs out.
-            await asyncio.wait([idle], timeout=1.0)
+            await asyncio.wait([idle], timeout=_LAST_WORDS)
         idle.cancel()
+        self._over = True
+        for runner in self._runners:
+            runner.cancel()
+        _, deaf = await asyncio.wait(self._runners, timeout=_LAST_WORDS)
+        if deaf:  # there is no way to end them; their leases run out
+            logger.error("worker.handlers_ignore_stop", extra={"running": len(deaf)})
+
+    async def _give_back(self, jobs: list[Job]) -> None:
+        for shard in self._shards:
+            await shard.settler.give_back(job for job in jobs if job.shard is shard)
+
+    async def _settle(self, giving_back: asyncio.Task[None], until: float) -> None:
+        """Wait until everything is settled, but not for ever: the server may be away."""
+        drains = (shard.settler.drained() for shard in self._shards)
+        everything = asyncio.gather(giving_back, *drains, return_exceptions=True)
+        soon = asyncio.get_running_loop().time() + self._config.socket_timeout
+        await self._wait(everything, max(until, soon), hurried=_LAST_WORDS)
+        if not everything.done():
+            everything.cancel()
+            for shard in self._shards:
+                shard.settler.give_up()
+            await asyncio.gather(everything, return_exceptions=True)
+
+    async def _wait(self, what: asyncio.Future[Any], until: float, *, hurried: float) -> None:
+        """Wait for something until an instant, or for *hurried* seconds once told to hurry."""
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        left = max(0.0, until - asyncio.get_running_loop().time())
+        await asyncio.wait([what, hurry], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.done() and not what.done():
+            await asyncio.wait([what], timeout=hurried)
+        hurry.cancel()
 
     async def _end(self, services: Sequence[Service]) -> None:
         for service in services:

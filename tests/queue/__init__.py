@@ -1,0 +1,1 @@
+"""The queue as its users meet it."""

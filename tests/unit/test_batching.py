@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.batching import Batcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Wire:
+    """Where batches go: each is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self._sent = asyncio.Condition()
+        self._answers: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    async def send(self, items: Sequence[int]) -> list[str]:
+        async with self._sent:
+            self.batches.append(list(items))
+            self._sent.notify_all()
+        error = await self._answers.get()
+        if error is not None:
+            raise error
+        return [f"r{item}" for item in items]
+
+    def answer(self, error: Exception | None = None) -> None:
+        self._answers.put_nowait(error)
+
+    async def carried(self, count: int) -> list[list[int]]:
+        """Wait until that many batches have left."""
+        async with asyncio.timeout(5), self._sent:
+            await self._sent.wait_for(lambda: len(self.batches) >= count)
+        return self.batches
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+async def test_the_first_leaves_at_once_and_alone(wire: Wire) -> None:
+    """There is no timer: nothing else has to happen."""
+    batcher = Batcher(wire.send)
+    future = batcher.add(1)
+    assert await wire.carried(1) == [[1]]
+    wire.answer()
+    assert await future == "r1"
+
+
+async def test_what_comes_while_one_is_on_the_wire_leaves_together(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    first = batcher.add(1)
+    await wire.carried(1)
+    later = [batcher.add(n) for n in range(2, 50)]
+    wire.answer()
+    assert await first == "r1"
+    assert await wire.carried(2) == [[1], list(range(2, 50))]
+    wire.answer()
+    assert await asyncio.gather(*later) == [f"r{n}" for n in range(2, 50)]
+
+
+async def test_only_one_batch_is_on_the_wire(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    batcher.put(1)
+    await wire.carried(1)
+    batcher.put(2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert wire.batches == [[1]]
+    wire.answer()
+    wire.answer()
+    await batcher.drained()
+    assert wire.batches == [[1], [2]]
+
+
+async def test_a_batch_has_at_most_so_many_items(wire: Wire) -> None:
+    batcher = Batcher(wire.send, most=3)
+    futures = [batcher.add(n) for n in range(8)]
+    for _ in range(3):
+        wire.answer()
+    assert await asyncio.gather(*futures) == [f"r{n}" for n in range(8)]
+    assert wire.batches == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+async def test_a_batch_has_at_most_so_much_weight(wire: Wire) -> None:
+    batcher = Batcher(wire.send, weigh=lambda item: item, most_weight=10)
+    for item in (4, 6, 1, 9, 1):
+        batcher.put(item)
+    for _ in range(3):
+        wire.answer()
+    await batcher.drained()
+    assert wire.batches == [[4, 6], [1, 9], [1]]
+
+
+async def test_an_item_heavier_than_a_batch_goes_alone(wire: Wire) -> None:
+    batcher = Batcher(wire.send, weigh=lambda item: item, most_weight=10)
+    for item in (1, 99, 99, 1, 1):
+        batcher.put(item)
+    for _ in range(4):
+        wire.answer()
+    await batcher.drained()
+    assert wire.batches == [[1], [99], [99], [1, 1]]
+
+
+async def test_an_error_reaches_everyone_in_its_batch_and_nobody_else(wire: Wire) -> None:
+    batcher = Batcher(wire.send, most=2)
+    futures = [batcher.add(n) for n in range(6)]
+    wire.answer()
+    wire.answer(OSError("broken"))
+    wire.answer()
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert [str(result) for result in results] == ["r0", "r1", "broken", "broken", "r4", "r5"]
+
+
+async def test_after_an_error_the_next_item_is_sent_as_ever(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    wire.answer(OSError("broken"))
+    with pytest.raises(OSError, match="broken"):
+        await batcher.add(1)
+    wire.answer()
+    assert await batcher.add(2) == "r2"
+
+
+async def test_too_few_results_are_an_error_for_everyone_and_no_hang() -> None:
+    async def send(items: Sequence[int]) -> list[str]:
+        return ["only one"]
+
+    batcher = Batcher(send)
+    futures = [batcher.add(1), batcher.add(2)]
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*futures, return_exceptions=True)
+    assert [type(result) for result in results] == [ValueError, ValueError]
+    assert batcher.idle
+
+
+async def test_a_caller_that_gives_up_changes_nothing_for_the_others(wire: Wire) -> None:
+    """Its item may be on the wire already, so it is sent all the same."""
+    batcher = Batcher(wire.send)
+    futures = [batcher.add(n) for n in range(3)]
+    await wire.carried(1)
+    late = [batcher.add(n) for n in range(3, 6)]
+    futures[1].cancel()
+    late[1].cancel()
+    wire.answer()
+    wire.answer()
+    results = await asyncio.gather(*futures, *late, return_exceptions=True)
+    assert [None if isinstance(r, asyncio.CancelledError) else r for r in results] == [
+        "r0",
+        None,
+        "r2",
+        "r3",
+        None,
+        "r5",
+    ]
+    assert wire.batches == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_an_error_that_nobody_waits_for_warns_of_nothing(wire: Wire) -> None:
+    """Warnings are errors here; a future whose exception is never looked at would warn."""
+    batcher = Batcher(wire.send)
+    batcher.put(1)
+    batcher.add(2)
+    wire.answer(OSError("broken"))
+    await batcher.drained()
+
+
+async def test_put_sends_without_a_future(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    batcher.put(1)
+    future = batcher.add(2)
+    batcher.put(3)
+    wire.answer()
+    assert await future == "r2"
+    assert wire.batches == [[1, 2, 3]]
+
+
+async def test_drained_waits_for_what_is_on_the_wire_and_for_what_is_waiting(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    assert batcher.idle
+    await batcher.drained()
+    batcher.put(1)
+    await wire.carried(1)
+    batcher.put(2)
+    drained = asyncio.create_task(batcher.drained())
+    wire.answer()
+    await wire.carried(2)
+    assert not batcher.idle
+    assert not drained.done()
+    wire.answer()
+    async with asyncio.timeout(5):
+        await drained
+    assert batcher.idle
+
+
+def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
+    """What ``asyncio.run`` cancels at its end includes the sender in the middle of a batch."""
+    seen: list[str] = []
+
+    async def caller(batcher: Batcher[int, str], item: int) -> None:
+        try:
+            await batcher.add(item)
+        except asyncio.CancelledError:
+            seen.append(f"cancelled {item}")
+            raise
+
+    async def main() -> None:
+        wire = Wire()
+        batcher = Batcher(wire.send, most=1)
+        tasks = [asyncio.create_task(caller(batcher, item)) for item in (1, 2)]
+        await wire.carried(1)
+        assert not any(task.done() for task in tasks)
+
+    asyncio.run(main())
+    assert sorted(seen) == ["cancelled 1", "cancelled 2"]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.blocking import run_blocking
+from mx_rmq.errors import ConfigError, OutOfMemory, ServerUnavailable
+from mx_rmq.keys import Keys
+from mx_rmq.records import NewMessage, Stored
+from mx_rmq.shard import BlockingCommands
+from mx_rmq.store import Store
+from tests.harness import command
+from tests.proxy import Proxy
+from tests.scripts.helpers import out_of_memory
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.embedded import EmbeddedServer
+
+
+def test_the_result_of_a_coroutine_that_never_waits() -> None:
+    async def answer() -> int:
+        return 42
+
+    assert run_blocking(answer()) == 42
+
+
+def test_its_error_is_raised() -> None:
+    async def fail() -> None:
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there"):
+        run_blocking(fail())
+
+
+def test_a_coroutine_that_waits_is_an_error_and_is_ended() -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(RuntimeError, match="waited for an event loop"):
+        run_blocking(wait())
+    assert ended == [True]
+
+
+def test_a_store_works_over_a_blocking_connection(server: EmbeddedServer, redis: Redis) -> None:
+    commands = BlockingCommands(server.url, timeout=5)
+    store = Store(commands, Keys("q"))
+    try:
+        assert run_blocking(store.produce("t", [NewMessage("A1", b"1")])) == [Stored.STORED]
+        assert run_blocking(store.produce("t", [NewMessage("A1", b"1")])) == [Stored.LIVE]
+    finally:
+        commands.close()
+
+
+async def test_a_refusal_is_typed_as_over_the_link(server: EmbeddedServer, redis: Redis) -> None:
+    commands = BlockingCommands(server.url, timeout=5)
+    store = Store(commands, Keys("q"))
+    try:
+        async with out_of_memory(redis):
+            with pytest.raises(OutOfMemory):
+                run_blocking(store.produce("t", [NewMessage("A1", b"1")]))
+    finally:
+        commands.close()
+
+
+async def test_a_server_that_may_not_write_now_is_unavailable(server: EmbeddedServer, redis: Redis) -> None:
+    """A replica that is about to be promoted: the call may be sent again."""
+    commands = BlockingCommands(server.url, timeout=5)
+    await command(redis, "REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(ServerUnavailable):
+            run_blocking(Store(commands, Keys("q")).produce("t", [NewMessage("A1", b"1")]))
+    finally:
+        await command(redis, "REPLICAOF", "NO", "ONE")
+        commands.close()
+
+
+def test_a_silent_server_is_unavailable_within_the_timeout(server: EmbeddedServer) -> None:
+    with Proxy(server) as proxy:
+        commands = BlockingCommands(proxy.url, timeout=0.2)
+        assert run_blocking(commands.execute_command("PING"))
+        proxy.freeze()
+        with pytest.raises(ServerUnavailable):
+            run_blocking(commands.execute_command("PING"))
+        proxy.thaw()
+        assert run_blocking(commands.execute_command("PING"))
+        commands.close()
+
+
+def test_a_command_is_sent_once_however_it_ends(server: EmbeddedServer, redis: Redis) -> None:
+    """Whether it may be sent again is decided by whoever knows what it does."""
+    with Proxy(server) as proxy:
+        commands = BlockingCommands(proxy.url, timeout=5)
+        run_blocking(commands.execute_command("PING"))
+        proxy.lose_reply()
+        with pytest.raises(ServerUnavailable):
+            run_blocking(commands.execute_command("EVAL", "return redis.call('INCR', 'n')", 0))
+        assert run_blocking(commands.execute_command("GET", "n")) == b"1"
+        commands.close()
+
+
+def test_replies_are_bytes_whatever_the_url_asks_for(server: EmbeddedServer, redis: Redis) -> None:
+    commands = BlockingCommands(server.url + "?decode_responses=true&protocol=3", timeout=5)
+    redis_call = "redis.call('HSET', 'h', 'f', 'v') return redis.call('HGETALL', 'h')"
+    assert run_blocking(commands.execute_command("EVAL", redis_call, 0)) == [b"f", b"v"]
+    commands.close()
+
+
+def test_a_url_with_an_unknown_option_is_a_config_error(server: EmbeddedServer) -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        BlockingCommands(server.url + "?nonsense=1", timeout=5)
+
+
+def test_many_threads_share_it(server: EmbeddedServer, redis: Redis) -> None:
+    commands = BlockingCommands(server.url, timeout=5)
+    wrong: list[object] = []
+
+    def work(name: str) -> None:
+        for n in range(200):
+            said = f"{name} {n}".encode()
+            reply = run_blocking(commands.execute_command("ECHO", said))
+            if reply != said:
+                wrong.append(reply)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    commands.close()

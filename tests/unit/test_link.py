@@ -1,0 +1,480 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import subprocess
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hiredis
+import pytest
+from redis.exceptions import NoScriptError, ResponseError
+
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.link import Link
+from tests.harness import command, free_port
+from tests.worker.helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from redis.asyncio import Redis
+
+    from tests.proxy import Proxy
+
+
+@pytest.fixture
+async def link(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Link]:
+    link = Link(server.url, timeout=5)
+    yield link
+    await link.close()
+
+
+@asynccontextmanager
+async def through(proxy: Proxy, *, seconds: float = 5) -> AsyncIterator[Link]:
+    link = Link(proxy.url, timeout=seconds)
+    yield link
+    await link.close()
+
+
+@asynccontextmanager
+async def something_else(answer: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """The URL of something that is no Redis, and what it answers to what it is sent."""
+    talks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if talk := asyncio.current_task():
+            talks.add(talk)
+        while data := await reader.read(1 << 16):
+            writer.write(answer(data))
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    yield f"redis://{host}:{port}"
+    server.close()
+    await asyncio.wait(talks, timeout=5)
+
+
+def pings(*says: bytes) -> Callable[[bytes], bytes]:
+    """Answers as Redis would, but to PING with the given words in turn."""
+    words, parser = iter(says), hiredis.Reader()
+
+    def answer(data: bytes) -> bytes:
+        parser.feed(data)
+        said = b""
+        while request := parser.gets():
+            said += next(words) if request[0] == b"PING" else b"+OK\r\n"
+        return said
+
+    return answer
+
+
+# -- replies
+
+
+async def test_replies_come_in_the_order_of_a_thousand_concurrent_commands(link: Link) -> None:
+    replies = await asyncio.gather(*(link.execute_command("ECHO", f"{n}") for n in range(1000)))
+    assert replies == [str(n).encode() for n in range(1000)]
+
+
+async def test_all_callers_share_one_connection(link: Link, redis: Redis) -> None:
+    ids = await asyncio.gather(*(link.execute_command("CLIENT", "ID") for _ in range(50)))
+    assert len(set(ids)) == 1
+
+
+async def test_an_error_is_its_own_commands_only(link: Link) -> None:
+    calls = []
+    for n in range(300):
+        calls.append(link.execute_command("ECHO", f"{n}"))
+        calls.append(link.execute_command("NONSENSE", f"{n}"))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert results[::2] == [str(n).encode() for n in range(300)]
+    assert all(isinstance(error, ResponseError) and "NONSENSE" in str(error) for error in results[1::2])
+
+
+async def test_an_unknown_script_has_its_own_error(link: Link) -> None:
+    with pytest.raises(NoScriptError):
+        await link.execute_command("EVALSHA", "0" * 40, 0)
+    assert await link.execute_command("PING") == b"PONG"
+
+
+async def test_replies_are_plain_bytes(link: Link) -> None:
+    await link.execute_command("HSET", "h", "f", b"\xff\x00")
+    assert await link.execute_command("HGETALL", "h") == [b"f", b"\xff\x00"]
+    assert await link.execute_command("GET", "nothing") is None
+
+
+async def test_the_url_cannot_ask_for_other_replies(server: EmbeddedServer, redis: Redis) -> None:
+    link = Link(server.url + "?protocol=3&decode_responses=true", timeout=5)
+    await link.execute_command("HSET", "h", "f", "v")
+    assert await link.execute_command("HGETALL", "h") == [b"f", b"v"]
+    await link.close()
+
+
+async def test_the_url_chooses_the_database(server: EmbeddedServer, redis: Redis) -> None:
+    link = Link(server.url + "?db=3", timeout=5)
+    await link.execute_command("SET", "k", "v")
+    assert await redis.get("k") is None
+    await link.close()
+
+
+async def test_ten_megabytes_come_whole_among_small_replies(link: Link) -> None:
+    big = b"x" * 10_000_000
+    small = link.execute_command("ECHO", "before")
+    await link.execute_command("SET", "big", big)
+    after = link.execute_command("ECHO", "after")
+    assert await link.execute_command("GET", "big") == big
+    assert (await small, await after) == (b"before", b"after")
+
+
+async def test_a_caller_that_gives_up_does_not_shift_the_replies_of_the_others(
+    proxy: Proxy, redis: Redis
+) -> None:
+    async with through(proxy) as link:
+        await link.execute_command("PING")
+        proxy.freeze()
+        calls = [asyncio.ensure_future(link.execute_command("ECHO", f"{n}")) for n in range(100)]
+        for call in calls[::3]:
+            call.cancel()
+        proxy.thaw()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for n, result in enumerate(results):
+            if n % 3 == 0:
+                assert isinstance(result, asyncio.CancelledError)
+            else:
+                assert result == str(n).encode()
+
+
+async def test_a_command_that_cannot_be_written_disturbs_nobody(link: Link) -> None:
+    await link.execute_command("PING")
+    before = link.execute_command("ECHO", "before")
+    with pytest.raises(TypeError):
+        await link.execute_command("ECHO", object())
+    assert await link.execute_command("ECHO", "after") == b"after"
+    assert await before == b"before"
+
+
+# -- a server that cannot serve now
+
+
+async def test_a_replica_is_unavailable(link: Link, redis: Redis) -> None:
+    await command(redis, "REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(ServerUnavailable, match="READONLY"):
+            await link.execute_command("EVAL", "return redis.call('SET', 'k', 'v')", 0)
+    finally:
+        await command(redis, "REPLICAOF", "NO", "ONE")
+
+
+async def test_a_server_without_its_replicas_is_unavailable(link: Link, redis: Redis) -> None:
+    await redis.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(ServerUnavailable, match="NOREPLICAS"):
+            await link.execute_command("EVAL", "return redis.call('SET', 'k', 'v')", 0)
+    finally:
+        await redis.config_set("min-replicas-to-write", 0)
+
+
+async def test_a_server_in_somebody_elses_endless_script_is_unavailable(
+    server: EmbeddedServer, link: Link, redis: Redis
+) -> None:
+    await link.execute_command("PING")
+    await redis.config_set("lua-time-limit", 10)
+    other = Link(server.url, timeout=30)
+    endless = asyncio.ensure_future(other.execute_command("EVAL", "while true do end", 0))
+
+    async def busy() -> bool:
+        try:
+            await link.execute_command("EVAL", "return 1", 0)
+        except ServerUnavailable as error:
+            return "BUSY" in str(error)
+        return False
+
+    try:
+        await eventually(busy)
+    finally:
+        await command(redis, "SCRIPT", "KILL")
+        with pytest.raises(ResponseError):
+            await endless
+        await redis.config_set("lua-time-limit", 5000)
+        await other.close()
+
+
+@pytest.mark.parametrize("code", ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED"])
+async def test_other_ways_to_say_not_now(code: str) -> None:
+    async with something_else(pings(f"-{code} come back later\r\n".encode())) as url:
+        link = Link(url, timeout=5)
+        with pytest.raises(ServerUnavailable, match=code):
+            await link.execute_command("PING")
+        await link.close()
+
+
+# -- losing the connection
+
+
+async def test_it_opens_again_after_the_server_hung_up(link: Link, redis: Redis) -> None:
+    first = await link.execute_command("CLIENT", "ID")
+    await command(redis, "CLIENT", "KILL", "ID", first)
+
+    async def answers() -> bool:
+        try:
+            return bool(await link.execute_command("CLIENT", "ID") != first)
+        except ServerUnavailable:
+            return False
+
+    await eventually(answers)
+
+
+async def test_everyone_who_waits_is_told_when_the_connection_is_cut(proxy: Proxy) -> None:
+    async with through(proxy) as link:
+        await link.execute_command("PING")
+        proxy.freeze()
+        calls = [asyncio.ensure_future(link.execute_command("PING")) for _ in range(100)]
+        proxy.cut()
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, ServerUnavailable) for result in results)
+        proxy.thaw()
+        assert await link.execute_command("PING") == b"PONG"
+
+
+async def test_a_silent_connection_is_given_up_after_the_timeout(proxy: Proxy) -> None:
+    """A half-open socket reports nothing, ever; the other end may have been gone for hours."""
+    async with through(proxy, seconds=0.3) as link:
+        await link.execute_command("PING")
+        proxy.freeze()
+        async with asyncio.timeout(5):
+            with pytest.raises(ServerUnavailable, match=r"no answer within 0\.3 s"):
+                await link.execute_command("PING")
+        proxy.thaw()
+        assert await link.execute_command("PING") == b"PONG"
+        assert proxy.connections == 2
+
+
+async def test_an_idle_connection_is_kept(proxy: Proxy) -> None:
+    async with through(proxy, seconds=0.05) as link:
+        await link.execute_command("PING")
+        await asyncio.sleep(0.2)
+        await link.execute_command("PING")
+        assert proxy.connections == 1
+
+
+async def test_a_reply_that_takes_long_but_comes_is_waited_for(proxy: Proxy, redis: Redis) -> None:
+    """A large claim over a thin line: giving it up would only ask for the same again, for ever."""
+    await redis.set("big", b"x" * 100_000)
+    async with through(proxy, seconds=0.3) as link:
+        await link.execute_command("PING")
+        proxy.dribble(0.05)
+        reply = asyncio.ensure_future(link.execute_command("GET", "big"))
+        started = asyncio.get_running_loop().time()
+        assert len(await reply) == 100_000
+        assert asyncio.get_running_loop().time() - started > 0.6
+        assert proxy.connections == 1
+
+
+async def test_a_server_that_does_not_answer_the_first_word_is_given_up_after_the_timeout(
+    proxy: Proxy,
+) -> None:
+    proxy.freeze()
+    async with through(proxy, seconds=0.2) as link:
+        with pytest.raises(ServerUnavailable, match=r"no answer within 0\.2 s"):
+            await link.execute_command("PING")
+    proxy.thaw()
+
+
+async def test_nobody_there_is_unavailable_at_once(tmp_path: Path) -> None:
+    link = Link(f"unix://{tmp_path}/nothing", timeout=5)
+    with pytest.raises(ServerUnavailable, match="no connection to the server"):
+        await link.execute_command("PING")
+
+
+async def test_many_first_callers_open_one_connection(proxy: Proxy) -> None:
+    async with through(proxy) as link:
+        await asyncio.gather(*(link.execute_command("PING") for _ in range(100)))
+        assert proxy.connections == 1
+
+
+async def test_a_caller_that_gives_up_while_connecting_leaves_no_connection_behind(proxy: Proxy) -> None:
+    """Warnings are errors here, and an unclosed connection would warn."""
+    proxy.freeze()
+    async with through(proxy) as link:
+        first = asyncio.ensure_future(link.execute_command("PING"))
+        second = asyncio.ensure_future(link.execute_command("PING"))
+
+        async def connecting() -> bool:
+            return proxy.connections == 1
+
+        await eventually(connecting)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        proxy.thaw()
+        assert await second == b"PONG"
+        assert proxy.connections == 2
+    gc.collect()
+
+
+async def test_close_fails_those_who_wait(proxy: Proxy) -> None:
+    async with through(proxy) as link:
+        await link.execute_command("PING")
+        proxy.freeze()
+        calls = [asyncio.ensure_future(link.execute_command("PING")) for _ in range(3)]
+        await link.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(result) for result in results] == ["the connection was lost: closed"] * 3
+
+
+async def test_close_fails_those_who_are_still_connecting(proxy: Proxy) -> None:
+    proxy.freeze()
+    async with through(proxy) as link:
+        call = asyncio.ensure_future(link.execute_command("PING"))
+
+        async def connecting() -> bool:
+            return proxy.connections == 1
+
+        await eventually(connecting)
+        await link.close()
+        proxy.thaw()
+        with pytest.raises(ServerUnavailable):
+            await call
+    gc.collect()
+
+
+async def test_it_can_be_closed_twice_and_used_again(link: Link) -> None:
+    await link.close()
+    await link.execute_command("PING")
+    await link.close()
+    await link.close()
+    assert await link.execute_command("PING") == b"PONG"
+
+
+# -- who is there
+
+
+async def test_a_server_that_is_no_redis_is_refused_cleanly() -> None:
+    async with something_else(lambda _: b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n") as url:
+        link = Link(url, timeout=5)
+        with pytest.raises(ServerUnavailable):
+            await link.execute_command("PING")
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\r\n", b"$-5\r\n", b"$99999999999999999999999\r\n"])
+async def test_garbage_costs_the_connection_and_nothing_else(garbage: bytes) -> None:
+    async with something_else(pings(b"+PONG\r\n", garbage, b"+PONG\r\n")) as url:
+        link = Link(url, timeout=5)
+        await link.execute_command("PING")
+        with pytest.raises(ServerUnavailable, match="something that is no reply"):
+            await link.execute_command("PING")
+        assert await link.execute_command("PING") == b"PONG"
+        await link.close()
+
+
+async def test_a_reply_that_nobody_asked_for_is_given_to_nobody() -> None:
+    async with something_else(pings(b"+PONG\r\n+unasked\r\n", b"+second\r\n")) as url:
+        link = Link(url, timeout=5)
+        assert await link.execute_command("PING") == b"PONG"
+        assert await link.execute_command("PING") == b"second"
+        await link.close()
+
+
+@pytest.mark.parametrize("door", ["tcp", "unix"])
+async def test_a_wrong_password_is_refused_at_once_and_not_shown(
+    server: EmbeddedServer, redis: Redis, tcp: str, door: str
+) -> None:
+    """Waiting would not help."""
+    url = tcp if door == "tcp" else server.url
+    link = Link(url.replace("://", "://default:wrong-secret@"), timeout=5)
+    await redis.config_set("requirepass", "right-secret")
+    try:
+        with pytest.raises(ConfigError) as refused:
+            await link.execute_command("PING")
+        assert "secret" not in str(refused.value)
+    finally:
+        await redis.config_set("requirepass", "")
+
+
+async def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedServer) -> None:
+    link = Link(server.url + "?db=99999", timeout=5)
+    with pytest.raises(ConfigError, match="DB index is out of range"):
+        await link.execute_command("PING")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:hidden@localhost",
+        "redis://:hidden#@localhost",
+        "redis://:hid/den@localhost:6379",
+        "redis://user:hidden@localhost:port",
+        "redis://user:hidden@[::1",
+        "redis://user:hidden\u2100@localhost",
+        "redis://user:hidden@localhost?db=nonsense",
+        "redis://user:hidden@localhost?nonsense=1",
+        "rediss://user:hidden@localhost?ssl_cert_reqs=nonsense",
+    ],
+)
+def test_a_wrong_url_is_a_config_error_that_does_not_show_it(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Link(url, timeout=5)
+    assert "hid" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server that speaks TLS, and the certificate to trust; the bundled one does not."""
+    redis_server, openssl = shutil.which("redis-server"), shutil.which("openssl")
+    if redis_server is None or openssl is None:
+        pytest.skip("needs a redis-server with TLS, and openssl")
+    home = tmp_path_factory.mktemp("tls")
+    key, certificate = home / "key.pem", home / "certificate.pem"
+    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = "-addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    made = [openssl, *request.split(), *names.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    port = free_port()
+    options = f"--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no"
+    with EmbeddedServer.open(binary=Path(redis_server), options=options.split()):
+        yield f"rediss://localhost:{port}", certificate
+
+
+async def test_it_speaks_tls(tls: tuple[str, Path]) -> None:
+    url, certificate = tls
+    link = Link(f"{url}?ssl_ca_certs={certificate}", timeout=5)
+    big = b"x" * 3_000_000
+    await link.execute_command("SET", "big", big)
+    replies = await asyncio.gather(
+        link.execute_command("GET", "big"), *(link.execute_command("ECHO", f"{n}") for n in range(100))
+    )
+    assert replies == [big, *(str(n).encode() for n in range(100))]
+    await link.close()
+    assert await link.execute_command("PING") == b"PONG"
+    await link.close()
+
+
+async def test_a_certificate_nobody_vouches_for_is_refused(tls: tuple[str, Path]) -> None:
+    link = Link(tls[0], timeout=5)
+    with pytest.raises(ServerUnavailable, match="certificate"):
+        await link.execute_command("PING")
+
+
+async def test_tls_to_a_plain_server_is_refused_cleanly(tcp: str) -> None:
+    link = Link(tcp.replace("redis://", "rediss://"), timeout=0.5)
+    with pytest.raises(ServerUnavailable):
+        await link.execute_command("PING")
+    gc.collect()
+
+
+async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: tuple[str, Path]) -> None:
+    link = Link(tls[0].replace("rediss://", "redis://"), timeout=0.5)
+    with pytest.raises(ServerUnavailable):
+        await link.execute_command("PING")
+    gc.collect()
