@@ -1,0 +1,293 @@
+"""A lease is kept while the worker lives, never longer, and losing it undoes the delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import Context, RedisMessageQueue, Retry
+from mx_rmq.blocking import run_blocking
+from mx_rmq.keys import Keys
+from mx_rmq.shard import BlockingCommands
+from mx_rmq.store import Store
+from tests.harness import read_state
+from tests.worker.helpers import drained, eventually, events, in_state, steal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.embedded import EmbeddedServer
+    from tests.worker.helpers import MakeQueue
+
+ONCE = Retry(1)
+
+
+@contextmanager
+def another_monitor(server: EmbeddedServer) -> Iterator[list[str]]:
+    """Somebody outside, whom a blocked event loop does not stop, and who takes over whatever lapses."""
+    taken: list[str] = []
+    over = threading.Event()
+    commands = BlockingCommands(server.url, 5)
+    store = Store(commands, Keys("q"))
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            overdue = run_blocking(store.take_over(100, lease=3600, holder="outside"))
+            taken.extend(row.delivery.id for row in overdue.taken)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        thread.join()
+        commands.close()
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_handler_of_five_leases_runs_once(
+    make_queue: MakeQueue, server: EmbeddedServer, kind: str
+) -> None:
+    mq = make_queue(lease=0.2)
+    ran: list[int] = []
+    if kind == "async":
+
+        @mq.handler("t")
+        async def in_loop(payload: int) -> None:
+            ran.append(payload)
+            await asyncio.sleep(1.0)
+
+    else:
+
+        @mq.handler("t")
+        def in_thread(payload: int) -> None:
+            ran.append(payload)
+            time.sleep(1.0)
+
+    with another_monitor(server) as taken:
+        await mq.start()
+        await mq.produce("t", 1, message_id="A1")
+        await in_state(mq, "A1", "gone")
+    assert (ran, taken) == ([1], [])
+
+
+async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
+    make_queue: MakeQueue, server: EmbeddedServer
+) -> None:
+    mq = make_queue(lease=0.3, concurrency=1)
+    ran: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        ran.append(payload)
+        time.sleep(0.9)  # noqa: ASYNC251 - what one must not do
+
+    with another_monitor(server) as taken:
+        await mq.start()
+        await mq.produce("t", 1, message_id="A1")
+        await in_state(mq, "A1", "gone")
+    assert (ran, taken) == ([1], [])
+
+
+async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, server: EmbeddedServer) -> None:
+    mq = make_queue(lease=0.2)
+    ran: list[list[int]] = []
+
+    @mq.handler("t", batch=100, linger=1.0)
+    async def on_t(payloads: list[int]) -> None:
+        ran.append(payloads)
+
+    with another_monitor(server) as taken:
+        await mq.produce_many("t", [1, 2, 3])
+        await mq.start()
+        await drained(mq)
+    assert (ran, taken) == ([[1, 2, 3]], [])
+
+
+async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
+    make_queue: MakeQueue, server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that hangs and cannot be ended loses its message in the end."""
+    mq = make_queue(lease=0.2, timeout=0.3)
+    hanging = threading.Event()
+
+    @mq.handler("t", retry=ONCE)
+    async def on_t(payload: int) -> None:
+        hanging.wait(3)  # the whole loop stands still
+
+    with another_monitor(server) as taken:
+        await mq.produce("t", 1, message_id="A1")
+        begun = time.monotonic()
+        threading.Thread(target=_release_after, args=(hanging, lambda: bool(taken))).start()
+        await mq.start()
+        await eventually(lambda: taken == ["A1"])
+        assert 0.3 <= time.monotonic() - begun < 2.5
+        await eventually(lambda: events(caplog, "lease.lost"))
+    facts = await mq.get("A1")
+    assert (facts.state, facts.holder) == ("processing", "outside")
+
+
+def _release_after(event: threading.Event, predicate: Callable[[], bool]) -> None:
+    while not predicate() and not event.wait(0.01):
+        pass
+    event.set()
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises", "is cancelled"])
+async def test_whatever_a_handler_does_after_its_lease_is_lost_changes_nothing(
+    make_queue: MakeQueue, redis: Redis, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mq = make_queue(lease=0.2)
+    before: list[Any] = []
+    ended: list[bool] = []
+
+    @mq.handler("t", retry=ONCE)
+    async def on_t(payload: int, ctx: Context) -> None:
+        await steal(redis, ctx.message_id)
+        before.append(await read_state(redis))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(ctx.lost.is_set())
+            if ending == "is cancelled":
+                raise
+            if ending == "raises":
+                raise RuntimeError from None
+
+    await mq.start()
+    await mq.produce("t", 1, message_id="A1")
+    await eventually(lambda: events(caplog, "lease.lost"))
+    assert ended == [True]
+    after = await read_state(redis)
+    for state in (before[0], after):  # the worker's own signs of life
+        for key in ("workers", "workers_seen"):
+            state.pop(key, None)
+    assert after == before[0]
+    (record,) = events(caplog, "lease.lost")
+    assert (record.topic, record.id) == ("t", "A1")
+
+
+async def test_a_handler_can_wait_for_the_loss_of_its_lease(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(lease=0.2)
+    seen: list[str] = []
+
+    @mq.handler("t", retry=ONCE)
+    async def on_t(payload: int, ctx: Context) -> None:
+        lost = asyncio.create_task(ctx.lost.wait())
+        await steal(redis, ctx.message_id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("lost" if await lost else "")
+
+    await mq.start()
+    await mq.produce("t", 1, message_id="A1")
+    await eventually(lambda: seen == ["lost"])
+
+
+async def test_a_plain_function_whose_lease_is_lost_is_ended_in_its_thread(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    mq = make_queue(lease=0.2)
+    running, seen = threading.Event(), []
+
+    @mq.handler("t", retry=ONCE)
+    def on_t(payload: int, ctx: Context) -> None:
+        running.set()
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            seen.append(ctx.lost.is_set())
+
+    await mq.start()
+    await mq.produce("t", 1, message_id="A1")
+    await eventually(running.is_set)
+    await steal(redis, "A1")
+    await eventually(lambda: seen == [True])
+    assert (await mq.get("A1")).holder == "thief"
+
+
+async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(lease=0.2)
+    ran: list[list[int]] = []
+
+    @mq.handler("t", batch=2, linger=60)
+    async def on_t(payloads: list[int]) -> None:
+        ran.append(payloads)
+
+    await mq.start()
+    await mq.produce("t", 1, message_id="A1")
+    await in_state(mq, "A1", "processing")
+    await steal(redis, "A1")
+    await asyncio.sleep(0.5)  # two heartbeats, of which the first one notices
+    await mq.produce("t", 2, message_id="A2")
+    await in_state(mq, "A2", "gone")
+    assert ran == [[2]]
+    assert (await mq.get("A1")).holder == "thief"
+
+
+async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
+    make_queue: MakeQueue, redis: Redis, server: EmbeddedServer
+) -> None:
+    mq = make_queue(lease=0.2)
+    ran: list[str] = []
+    finish = asyncio.Event()
+
+    @mq.handler("a")
+    async def on_a(payload: int) -> None:
+        await finish.wait()
+
+    @mq.handler("b")
+    async def on_b(payload: int) -> None:
+        ran.append("b")
+        await asyncio.sleep(1.0)
+
+    await mq.start()
+    await mq.produce("a", 1, message_id="A1")
+    await in_state(mq, "A1", "processing")
+    await redis.set("mx-rmq:{q}:a:processing", "something else")
+    with another_monitor(server) as taken:
+        await mq.produce("b", 1, message_id="B1")
+        await in_state(mq, "B1", "gone")
+    assert (ran, taken) == (["b"], [])
+    finish.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what it left open
+async def test_the_leases_of_a_loop_that_ended_without_a_stop_run_out(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    """Its thread keeps nothing alive that nobody works on."""
+
+    def crash() -> None:
+        async def main() -> None:
+            mq = RedisMessageQueue(server.url, name="q", check="off", lease=0.2)
+            running = asyncio.Event()
+
+            @mq.handler("t")
+            async def on_t(payload: int) -> None:
+                running.set()
+                await asyncio.Event().wait()
+
+            await mq.produce("t", 1, message_id="A1")
+            mq.start()
+            await running.wait()
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(main())
+
+    await asyncio.wait_for(asyncio.to_thread(crash), 15)
+    gc.collect()
+    with another_monitor(server) as taken:
+        await eventually(lambda: taken == ["A1"])
