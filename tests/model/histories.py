@@ -7,7 +7,10 @@ history: that is what makes failing ones shrink.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
@@ -15,9 +18,11 @@ from mx_rmq.keys import LANES, Lane
 from tests.model.invariants import IDS, TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from hypothesis.strategies import DrawFn, SearchStrategy
+    from hypothesis.strategies import DrawFn
+
+T = TypeVar("T")
 
 # -- the steps
 
@@ -172,122 +177,223 @@ class Twice(NamedTuple):
     step: Any
 
 
-# -- how they are drawn
-
-_times: Final = st.sampled_from((0, *[1] * 15, *[2] * 4))
-_limits: Final = st.sampled_from((1, 1, 2, 2, 4, 0, 1000))
-_leases: Final = st.sampled_from((5.0, 30.0, 0.001))
-_workers: Final = st.sampled_from(("w1", "w2"))
-_lost: Final = st.sampled_from((False, False, False, True))
+# -- how they are mixed
 
 
-def _some(items: SearchStrategy[Any], most: int) -> SearchStrategy[tuple[Any, ...]]:
-    return st.lists(items, min_size=1, max_size=most).map(tuple)
+class Choose(Protocol):
+    """Picks one of several; the first is the simplest."""
+
+    def __call__(self, options: Sequence[T], /) -> T: ...
 
 
-_picks: Final = _some(st.sampled_from(range(5)), 3)
+class Mixer:
+    """Makes histories out of choices, wherever those come from.
+
+    Each history has its own mixture: in one topic and one lane messages stand behind each other, and what is
+    left out lets the rest go further.
+    """
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.topics = choose((TOPICS[:1], TOPICS))
+        self.lanes = choose((("normal",), LANES))
+        self.menu = [kind for kind in MENU if choose((True, True, True, False))] or MENU
+
+    def history(self, steps: int) -> list[Any]:
+        """At most so many steps or scenes."""
+        history: list[Any] = []
+        for _ in range(steps):
+            for step in self.choose(self.menu)(self):
+                # A step that is made and left out shrinks better than a list that may be shorter.
+                history += ((), (step,), (Twice(step),))[self.choose(TIMES)]
+        return history
+
+    # -- arguments
+
+    def topic(self) -> str:
+        return self.choose(self.topics)
+
+    def lane(self) -> Lane:
+        return self.choose(self.lanes)
+
+    def ttl(self) -> float | None:
+        return self.choose((None, None, None, 2.0, 20.0, 0.0))
+
+    def lease(self) -> float:
+        return self.choose((5.0, 30.0, 0.001))
+
+    def limit(self) -> int:
+        return self.choose((1, 1, 2, 2, 4, 0, 1000))
+
+    def worker(self) -> str:
+        return self.choose(("w1", "w2"))
+
+    def producer(self) -> str:
+        return self.choose(("", "p", "r"))
+
+    def maybe(self) -> bool:
+        return self.choose((False, True))
+
+    def seldom(self) -> bool:
+        return self.choose((False, False, False, True))
+
+    def seen(self) -> int:
+        return self.choose((0, 1, 2))
+
+    def picks(self) -> tuple[int, ...]:
+        return tuple(self.choose(range(5)) for _ in range(self.choose((1, 1, 2, 3))))
+
+    def spec(self) -> Spec:
+        delay = self.choose((1.0, 5.0, 30.0, 0.0, 0.001))
+        return Spec(self.choose(range(len(IDS))), self.lane(), self.ttl(), delay)
+
+    def crowd(self, size: int) -> tuple[Spec, ...]:
+        lane, ttl = self.lane(), self.ttl()
+        return tuple(Spec(n, lane, ttl, 0.0) for n in range(size))
+
+    # -- kinds of steps, and short scenes
+
+    def produce(self) -> Iterable[Any]:
+        specs = tuple(self.spec() for _ in range(self.choose((1, 2, 3, 4))))
+        yield Produce(self.topic(), specs, False, self.producer())
+
+    def produce_many(self) -> Iterable[Any]:
+        yield Produce(self.topic(), self.crowd(len(IDS)), False, "")
+
+    def produce_delayed(self) -> Iterable[Any]:
+        specs = tuple(self.spec() for _ in range(self.choose((1, 2))))
+        yield Produce(self.topic(), specs, True, self.producer())
+
+    def refused(self) -> Iterable[Any]:
+        yield Refused(self.topic(), self.spec(), self.maybe())
+
+    def take(self) -> Iterable[Any]:
+        yield Take(self.topic(), self.limit(), self.lease(), self.worker(), self.seldom(), self.maybe())
+
+    def monitor(self) -> Iterable[Any]:
+        yield Monitor(self.limit(), self.lease(), self.worker(), self.seldom())
+
+    def settle(self, verb: str) -> Iterable[Any]:
+        aim = self.choose((*["held"] * 7, "old", "old", "doubled", "forged", "astray"))
+        yield Settle(verb, self.picks(), aim, self.choose((0.0, 1.0, 5.0, 30.0)))
+
+    def promote(self) -> Iterable[Any]:
+        yield Promote(self.choose((1000, 1, 2)), self.maybe())
+
+    def next_delay(self) -> Iterable[Any]:
+        yield NextDelay(self.maybe())
+
+    def pass_time(self) -> Iterable[Any]:
+        yield Pass(self.choose((1.0, 5.0, 30.0, 0.0005, 61.0, -0.4003)))
+
+    def reach(self) -> Iterable[Any]:
+        yield Reach(self.choose((0, -1)))
+
+    def again(self) -> Iterable[Any]:
+        yield Again(self.choose(range(24)))
+
+    def revive(self) -> Iterable[Any]:
+        yield Revive(self.picks(), self.lane(), self.ttl(), self.seen(), self.maybe())
+
+    def cancel(self) -> Iterable[Any]:
+        yield Cancel(self.picks())
+
+    def delete(self) -> Iterable[Any]:
+        yield Delete(self.picks(), self.seen())
+
+    def trim(self) -> Iterable[Any]:
+        yield Trim(self.choose((None, 5.0)), self.choose((None, 1, 0)), self.choose((1000, 0, 1)))
+
+    def purge(self) -> Iterable[Any]:
+        yield Purge(self.topic(), self.choose((1, 2, 1000)))
+
+    def switch(self, verb: str) -> Iterable[Any]:
+        yield Switch(verb, self.topic())
+
+    def stir(self) -> Iterable[Any]:
+        yield Stir(self.choose((*self.topics, "")))
+
+    def audit(self) -> Iterable[Any]:
+        yield Audit()
+
+    def flush_scripts(self) -> Iterable[Any]:
+        yield FlushScripts()
+
+    def fill(self) -> Iterable[Any]:
+        yield Fill(self.seldom())
+
+    def cancelled_in_the_middle(self) -> Iterable[Any]:
+        """Of the message that is withdrawn a list keeps an entry, and the id is used again meanwhile."""
+        topic = self.topic()
+        yield Produce(topic, self.crowd(4), False, "")
+        yield Cancel((0,))
+        yield Produce(self.topic(), (self.spec()._replace(pick=0),), self.maybe(), "")
+        yield from self.found(topic)
+
+    def expired_in_the_middle(self) -> Iterable[Any]:
+        """Of the message that expires a list keeps an entry, while the monitor has it."""
+        topic, lane = self.topic(), self.lane()
+        crowd = tuple(Spec(n, lane, ttl, 0.0) for n, ttl in enumerate((None, 0.0, None)))
+        yield Produce(topic, crowd, False, "")
+        yield Monitor(1000, self.lease(), "w2", False)
+        yield from self.found(topic)
+
+    def found(self, topic: str) -> Iterable[Any]:
+        """What looks at every entry, or nothing yet."""
+        match self.choose(("", "claim", "purge")):
+            case "claim":
+                yield Take(topic, 1000, 30.0, "w1", False, False)
+            case "purge":
+                yield Purge(topic, 1000)
 
 
-def _settle(verb: str) -> SearchStrategy[Settle]:
-    aims = ("held",) * 7 + ("old", "old", "doubled", "forged", "astray")
-    seconds = st.sampled_from((0.0, 1.0, 5.0, 30.0))
-    return st.builds(Settle, st.just(verb), _picks, st.sampled_from(aims), seconds)
+Kind = Callable[[Mixer], "Iterable[Any]"]
 
-
-def _cancelled_in_the_middle(
-    topic: str, other: str, lane: Lane, again: Spec, delayed: bool, finale: str
-) -> Sequence[Any]:
-    """Of the message that is withdrawn a list keeps an entry, and the id is used again meanwhile."""
-    crowd = tuple(Spec(n, lane, None, 0.0) for n in range(4))
-    again = again._replace(pick=0)
-    return [
-        Produce(topic, crowd, False, ""),
-        Cancel((0,)),
-        Produce(other, (again,), delayed, ""),
-        *_finale(finale, topic),
-    ]
-
-
-def _expired_in_the_middle(topic: str, lane: Lane, lease: float, finale: str) -> Sequence[Any]:
-    """Of the message that expires a list keeps an entry, while the monitor has it."""
-    crowd = tuple(Spec(n, lane, ttl, 0.0) for n, ttl in enumerate((None, 0.0, None)))
-    return [Produce(topic, crowd, False, ""), Monitor(1000, lease, "w2", False), *_finale(finale, topic)]
-
-
-def _finale(finale: str, topic: str) -> Sequence[Any]:
-    match finale:
-        case "claim":
-            return [Take(topic, 1000, 30.0, "w1", False, False)]
-        case "purge":
-            return [Purge(topic, 1000)]
-    return []
-
-
-def menu(topics: Sequence[str], lanes: Sequence[Lane]) -> list[SearchStrategy[Any]]:
-    """The kinds of steps, and of short scenes, the likely ones several times."""
-    topic, lane = st.sampled_from(topics), st.sampled_from(lanes)
-    ttl = st.sampled_from((None, None, None, 2.0, 20.0, 0.0))
-    delay = st.sampled_from((1.0, 5.0, 30.0, 0.0, 0.001))
-    spec = st.builds(Spec, st.sampled_from(range(len(IDS))), lane, ttl, delay)
-    crowd = st.builds(lambda lane, ttl: tuple(Spec(n, lane, ttl, 0.0) for n in range(len(IDS))), lane, ttl)
-    producer = st.sampled_from(("", "p", "r"))
-    span = st.sampled_from((1.0, 5.0, 30.0, 0.0005, 61.0, -0.4003))
-    other, finale = st.sampled_from(topics[::-1]), st.sampled_from(("", "claim", "purge"))
-    few, age, seen = st.sampled_from((None, 1, 0)), st.sampled_from((None, 5.0)), st.sampled_from((0, 1, 2))
-    weighted: Sequence[tuple[int, SearchStrategy[Any]]] = (
-        (5, st.builds(Produce, topic, _some(spec, 4), st.just(False), producer)),
-        (2, st.builds(Produce, topic, crowd, st.just(False), st.just(""))),
-        (2, st.builds(_cancelled_in_the_middle, topic, other, lane, spec, st.booleans(), finale)),
-        (2, st.builds(_expired_in_the_middle, topic, lane, _leases, finale)),
-        (3, st.builds(Produce, topic, _some(spec, 2), st.just(True), producer)),
-        (1, st.builds(Refused, topic, spec, st.booleans())),
-        (6, st.builds(Take, topic, _limits, _leases, _workers, _lost, st.booleans())),
-        (2, _settle("extend")),
-        (3, _settle("complete")),
-        (3, _settle("retry")),
-        (3, _settle("release")),
-        (3, _settle("move_to_dlq")),
-        (3, st.builds(Monitor, _limits, _leases, _workers, _lost)),
-        (3, st.builds(Promote, st.sampled_from((1000, 1, 2)), st.booleans())),
-        (1, st.builds(NextDelay, st.booleans())),
-        (3, st.builds(Pass, span)),
-        (2, st.builds(Reach, st.sampled_from((0, -1)))),
-        (4, st.builds(Again, st.sampled_from(range(24)))),
-        (3, st.builds(Revive, _picks, lane, ttl, seen, st.booleans())),
-        (3, st.builds(Cancel, _picks)),
-        (2, st.builds(Delete, _picks, seen)),
-        (2, st.builds(Trim, age, few, st.sampled_from((1000, 0, 1)))),
-        (2, st.builds(Purge, topic, st.sampled_from((1, 2, 1000)))),
-        (1, st.builds(Switch, st.just("pause"), topic)),
-        (2, st.builds(Switch, st.just("resume"), topic)),
-        (1, st.builds(Switch, st.just("wake"), topic)),
-        (2, st.builds(Stir, st.sampled_from((*topics, "")))),
-        (1, st.just(Audit())),
-        (1, st.just(FlushScripts())),
-        (1, st.just(Fill(True))),
-        (2, st.just(Fill(False))),
-    )
-    return [kind for weight, kind in weighted for _ in range(weight)]
-
-
-MENUS: Final = [menu(topics, lanes) for topics in (TOPICS[:1], TOPICS) for lanes in (LANES[1:2], LANES)]
-_menus: Final = st.sampled_from(MENUS)
-_muted: Final = st.frozensets(st.sampled_from(range(len(MENUS[0]))), max_size=20)
+WEIGHTS: Final[dict[Kind, int]] = {
+    Mixer.produce: 5,
+    Mixer.produce_many: 2,
+    Mixer.produce_delayed: 3,
+    Mixer.refused: 1,
+    Mixer.take: 6,
+    Mixer.monitor: 3,
+    partial(Mixer.settle, verb="extend"): 2,
+    partial(Mixer.settle, verb="complete"): 3,
+    partial(Mixer.settle, verb="retry"): 3,
+    partial(Mixer.settle, verb="release"): 3,
+    partial(Mixer.settle, verb="move_to_dlq"): 3,
+    Mixer.promote: 3,
+    Mixer.next_delay: 1,
+    Mixer.pass_time: 3,
+    Mixer.reach: 2,
+    Mixer.again: 4,
+    Mixer.revive: 3,
+    Mixer.cancel: 3,
+    Mixer.delete: 2,
+    Mixer.trim: 2,
+    Mixer.purge: 2,
+    partial(Mixer.switch, verb="pause"): 1,
+    partial(Mixer.switch, verb="resume"): 2,
+    partial(Mixer.switch, verb="wake"): 1,
+    Mixer.stir: 2,
+    Mixer.audit: 1,
+    Mixer.flush_scripts: 1,
+    Mixer.fill: 3,
+    Mixer.cancelled_in_the_middle: 2,
+    Mixer.expired_in_the_middle: 2,
+}
+MENU: Final = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
+TIMES: Final = (0, *[1] * 15, *[2] * 4)
+STEPS: Final = 40
 
 
 @st.composite
-def histories(draw: DrawFn, steps: int = 40) -> list[Any]:
-    """Lists of at most so many steps or scenes.
+def histories(draw: DrawFn) -> list[Any]:
+    """Histories that hypothesis can shrink."""
+    return Mixer(lambda options: draw(st.sampled_from(options))).history(STEPS)
 
-    Each history has its own mixture: in one topic and one lane messages stand behind each other, and what is
-    seldom done, or never, lets the rest go further.
-    """
-    menu, muted = draw(_menus), draw(_muted)
-    kinds = st.sampled_from([kind for n, kind in enumerate(menu) if n not in muted])
-    history: list[Any] = []
-    for _ in range(steps):
-        drawn = draw(draw(kinds))
-        for step in drawn if isinstance(drawn, list) else [drawn]:
-            # A step that is drawn and left out shrinks better than a list that may be shorter.
-            history += ((), (step,), (Twice(step),))[draw(_times)]
-    return history
+
+def random_histories(seed: int) -> Iterator[list[Any]]:
+    """Histories without end, the same ones for the same seed."""
+    dice = random.Random(seed)
+    while True:
+        yield Mixer(dice.choice).history(STEPS)

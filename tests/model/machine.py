@@ -379,6 +379,27 @@ class Bench:
         self.examples += 1
         self._loop.run(Machine(self._line, self._scripts).run(history))
 
+    def breaks(self, history: Sequence[Any]) -> bool:
+        try:
+            self(history)
+        except Violation:
+            return True
+        return False
+
+    def shrunk(self, history: Sequence[Any]) -> Sequence[Any]:
+        """A history that breaks a promise, without whatever it does not need for that."""
+        size = len(history)
+        while size:
+            start = 0
+            while start < len(history):
+                shorter = [*history[:start], *history[start + size :]]
+                if self.breaks(shorter):
+                    history = shorter
+                else:
+                    start += size
+            size //= 2
+        return history
+
     def __enter__(self) -> Bench:
         return self
 

@@ -70,7 +70,9 @@ async def life(redis: Redis, clock: Clock) -> dict[str, str]:
 async def test_the_design_document_shows_the_keys_as_they_are(redis: Redis, clock: Clock) -> None:
     text = DESIGN.read_text(encoding="utf-8")
     for step, listing in (await life(redis, clock)).items():
-        assert f"After **{step}**:\n\n```\n{listing}\n```" in text, f"docs/design.md, after {step}:\n{listing}"
+        assert f"After **{step}**:\n\n```\n{listing}\n```" in text, (
+            f"docs/design.md, after {step}:\n{listing}"
+        )
 
 
 def test_every_departure_names_a_test_that_exists() -> None:
@@ -82,4 +84,6 @@ def test_every_departure_names_a_test_that_exists() -> None:
     for row in named:
         found = re.search(r"`(tests/\S+\.py)::(\w+)`", row)
         assert found, f"no test in: {row}"
-        assert f"def {found[2]}(" in (ROOT / found[1]).read_text(encoding="utf-8"), f"{found[0]} does not exist"
+        assert f"def {found[2]}(" in (ROOT / found[1]).read_text(encoding="utf-8"), (
+            f"{found[0]} does not exist"
+        )
