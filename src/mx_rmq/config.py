@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mx_rmq.errors import ConfigError
-from mx_rmq.ids import new_id
 from mx_rmq.keys import check_name
 from mx_rmq.retry import Retry
 
@@ -22,9 +21,9 @@ MEMORY = 60.0
 """How long the server remembers a call, to answer it if it is sent again (see calls.lua)."""
 
 
-def _worker_name() -> str:
+def _host() -> str:
     host = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in socket.gethostname())
-    return f"{host[:60] or 'host'}.{os.getpid()}.{new_id()[-6:]}"
+    return host[:60] or "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class Config:
     """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
     name: str = "default"
     """The queue: a namespace of topics."""
-    worker: str = field(default_factory=_worker_name)
-    """How this process is called in leases, histories and logs."""
+    worker: str = field(default_factory=_host)
+    """How workers are called in leases, histories and logs; each adds its process and a random part."""
     concurrency: int = 64
     """How many handlers run at once, over all topics."""
     prefetch: int = 1000
@@ -87,7 +86,8 @@ class Config:
         if not isinstance(self.url, str) or not self.url.startswith(SCHEMES):
             raise ConfigError(f"url must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
         check_name("queue", self.name)
-        check_name("worker", self.worker)
+        if len(check_name("worker", self.worker)) > 80:
+            raise ConfigError(f"worker is {self.worker!r}, but wants at most 80 characters")
         for name in ("lease", "socket_timeout", "poll"):
             _at_least(name, getattr(self, name), 0.01)
         for name in ("grace", "patience"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -346,7 +347,7 @@ async def test_a_real_worker_is_listed_while_it_runs(queue: RedisMessageQueue) -
     await queue.start()
     await eventually(listed)
     (worker,) = await queue.workers()
-    assert worker.name == queue.config.worker
+    assert worker.name.startswith(f"{queue.config.worker}.{os.getpid()}.")
     assert worker.topics == ("t",)
     assert worker.concurrency == queue.config.concurrency
     await queue.stop()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,19 @@ def test_a_config_does_not_change() -> None:
         config.lease = 1.0
 
 
-def test_every_worker_has_its_own_name() -> None:
-    """Two in one process, and two processes that got the same pid in two containers."""
-    assert Config().worker != Config().worker
+async def test_every_worker_has_its_own_name(server: EmbeddedServer, redis: Redis, proxy: Proxy) -> None:
+    """Two in one process, or in forked ones that share a configuration, are told apart by their leases."""
+    names = set()
+    for _ in range(2):
+        async with Bench(server, redis, proxy).queue(worker="ada") as queue:
+
+            @queue.handler("t")
+            async def handle(payload: int) -> None: ...
+
+            await queue.start()
+            await eventually(queue.workers)
+            names |= {worker.name for worker in await queue.workers()}
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize(
@@ -269,8 +280,10 @@ async def _(bench: Bench) -> None:
         id_ = await queue.produce("t", 1)
         await queue.start()
         await started.wait()
-        assert (await queue.get(id_)).holder == "ada"
-        assert [worker.name for worker in await queue.workers()] == ["ada"]
+        holder = (await queue.get(id_)).holder
+        assert holder is not None
+        assert holder.startswith(f"ada.{os.getpid()}.")
+        assert [worker.name for worker in await queue.workers()] == [holder]
         done.set()
 
 

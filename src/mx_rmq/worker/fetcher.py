@@ -31,8 +31,9 @@ class Fetcher(Service):
     topics are claimed from; every ``poll`` seconds all are, since a token may be lost.
     """
 
-    def __init__(self, shard: Shard, pool: Pool, config: Config) -> None:
+    def __init__(self, shard: Shard, pool: Pool, config: Config, worker: str) -> None:
         super().__init__("fetcher")
+        self._worker = worker
         self._shard = shard
         self._pool = pool
         self._config = config
@@ -67,9 +68,7 @@ class Fetcher(Service):
             await self._give_back_unknown(topic)
         self._doubtful.add(topic)
         try:
-            claim = await self._shard.store.claim(
-                topic, room, lease=self._config.lease, holder=self._config.worker
-            )
+            claim = await self._shard.store.claim(topic, room, lease=self._config.lease, holder=self._worker)
         except StoreError as error:  # refused, so nothing was written; the other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
@@ -91,7 +90,7 @@ class Fetcher(Service):
         unknown = []
         for id_, lease in (await Reader(self._shard.store).leases(topic)).items():
             token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
-            if holder == self._config.worker and (id_, token) not in known:
+            if holder == self._worker and (id_, token) not in known:
                 unknown.append(Delivery(id_, topic, token, b"", inf))
         for start in range(0, len(unknown), BATCH_LIMIT):
             await self._shard.store.release(topic, unknown[start : start + BATCH_LIMIT])

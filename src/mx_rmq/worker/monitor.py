@@ -28,8 +28,9 @@ _HOUSEKEEPING = 5.0
 class Monitor(Service):
     """Recovers one shard's messages, and says that this worker lives."""
 
-    def __init__(self, shard: Shard, config: Config, facts: bytes) -> None:
+    def __init__(self, shard: Shard, config: Config, worker: str, facts: bytes) -> None:
         super().__init__("monitor")
+        self._worker = worker
         self._store = shard.store
         self._config = config
         self._facts = facts
@@ -38,7 +39,7 @@ class Monitor(Service):
     async def step(self) -> None:
         """Take over and settle what is overdue, then wait a little."""
         overdue = await self._store.take_over(
-            _BATCH, lease=self._config.lease, holder=f"{self._config.worker[:119]}.monitor"
+            _BATCH, lease=self._config.lease, holder=f"{self._worker}.monitor"
         )
         for id_ in overdue.poisoned:
             logger.error("message.poisoned", extra={"id": id_, "place": "processing"})
@@ -89,14 +90,8 @@ class Monitor(Service):
 
     def _count_crash(self, message: Message, takeover: Takeover, now: float) -> None:
         message.crashes += 1
-        claimed_at = int(takeover.delivery.token.partition("@")[2]) / 1e6
-        message.remember(
-            Attempt(
-                at=round(min(claimed_at, now), 3),
-                worker=takeover.previous,
-                error="the worker vanished: its lease ran out",
-            )
-        )
+        error = "the worker vanished: its lease ran out"
+        message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))
 
     async def _keep_house(self) -> None:
         """Every few seconds: say that this worker lives, and delete dead messages beyond retention."""
@@ -104,7 +99,7 @@ class Monitor(Service):
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
         self._kept_house_at = now
-        await self._store.register_worker(self._config.worker, self._facts, silence=SILENCE)
+        await self._store.register_worker(self._worker, self._facts, silence=SILENCE)
         if self._config.dlq_max_age is not None or self._config.dlq_max_count is not None:
             deleted = BATCH_LIMIT
             while deleted == BATCH_LIMIT:
@@ -114,4 +109,4 @@ class Monitor(Service):
 
     async def leave(self) -> None:
         """Say that this worker is gone."""
-        await self._store.register_worker(self._config.worker, b"", silence=SILENCE)
+        await self._store.register_worker(self._worker, b"", silence=SILENCE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mx_rmq.errors import MxRmqError, NoHandler
+from mx_rmq.ids import new_id
 from mx_rmq.worker.deadlines import Deadlines
 from mx_rmq.worker.fetcher import Fetcher
 from mx_rmq.worker.job import End
@@ -49,15 +50,17 @@ class Worker:
         if not handlers:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
         self._config = config
+        # Made here, not in the configuration, which forked processes share: a lease names its one holder.
+        self.name = f"{config.worker}.{os.getpid()}.{new_id()[-6:]}"
         self._shards = shards
         self._pool = Pool(handlers, config.concurrency, config.prefetch)
         # A third of the lease, so that a timeout is settled before the lease has run out.
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
         self._over = False
-        runner = Runner(self._pool, self._threads, config.worker, middleware, self._ending)
+        runner = Runner(self._pool, self._threads, self.name, middleware, self._ending)
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
-        self._fetchers = [Fetcher(shard, self._pool, config) for shard in shards]
-        self._monitors = [Monitor(shard, config, self._facts(handlers)) for shard in shards]
+        self._fetchers = [Fetcher(shard, self._pool, config, self.name) for shard in shards]
+        self._monitors = [Monitor(shard, config, self.name, self._facts(handlers)) for shard in shards]
         self._schedulers = [Scheduler(shard) for shard in shards]
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
@@ -68,7 +71,7 @@ class Worker:
             service: asyncio.create_task(service.run(), name=f"mx-rmq-{service.name}")
             for service in [*self._monitors, *self._schedulers, *self._fetchers]
         }
-        logger.info("worker.started", extra={"worker": config.worker, "topics": sorted(self._pool.topics)})
+        logger.info("worker.started", extra={"worker": self.name, "topics": sorted(self._pool.topics)})
 
     async def stop(self) -> None:
         """End in order: start no more, let handlers finish within the grace, give back the rest.
@@ -93,7 +96,7 @@ class Worker:
             shard.held.clear()
         self._deadlines.close()
         self._threads.close()
-        logger.info("worker.stopped", extra={"worker": self._config.worker})
+        logger.info("worker.stopped", extra={"worker": self.name})
 
     def _ending(self) -> bool:
         """Whether the runners shall end: after a stop, or because the program cancels all its tasks."""
