@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tempfile
 import threading
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hiredis
+
+from mx_rmq.scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -32,6 +35,7 @@ class Proxy:
         self.connections = 0
         self.lost_replies = 0
         self._lose_in = 0
+        self._lose_sha = ""
         self._stay_away = False
         self._dribble = 0.0
         self._open: set[asyncio.Task[Any]] = set()
@@ -45,8 +49,12 @@ class Proxy:
 
     # -- what can go wrong
 
-    def lose_reply(self, nth: int = 1, *, stay_away: bool = False) -> None:
-        """The server does the *nth* script call from now, but its reply and the connection are lost."""
+    def lose_reply(self, nth: int = 1, *, script: str = "", stay_away: bool = False) -> None:
+        """The server does the *nth* script call from now, but its reply and the connection are lost.
+
+        With *script*, the *nth* call of that one.
+        """
+        self._lose_sha = SCRIPTS[script].sha if script else ""
         self._lose_in = nth
         self._stay_away = stay_away
 
@@ -69,6 +77,12 @@ class Proxy:
     def thaw(self) -> None:
         """Pass on again."""
         self._loop.call_soon_threadsafe(self._flowing.set)
+
+    def half_open(self) -> None:
+        """Every connection there is falls silent for good; new ones are in order."""
+        self.freeze()
+        self._flowing = asyncio.Event()
+        self.thaw()
 
     def dribble(self, pause: float) -> None:
         """Pass replies on in small pieces, with a pause between them."""
@@ -118,13 +132,15 @@ class Proxy:
         task = asyncio.ensure_future(self._join(reader, writer))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+        task.add_done_callback(lambda _: writer.close())  # it may be cut before it has begun
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_unix_connection(self._target)
-        asked: deque[bytes] = deque()
+        asked: deque[str] = deque()
+        flowing = self._flowing
         ways = [
-            asyncio.ensure_future(self._pass_requests(reader, up_writer, asked)),
-            asyncio.ensure_future(self._pass_replies(up_reader, writer, asked)),
+            asyncio.ensure_future(self._pass_requests(reader, up_writer, asked, flowing)),
+            asyncio.ensure_future(self._pass_replies(up_reader, writer, asked, flowing)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -138,27 +154,36 @@ class Proxy:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass_requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[bytes]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        asked: deque[str],
+        flowing: asyncio.Event,
     ) -> None:
         parser = hiredis.Reader()
         while data := await reader.read(1 << 16):
-            await self._flowing.wait()
+            await flowing.wait()
             parser.feed(data)
             while request := parser.gets():
                 self.commands.append(request[0])
-                asked.append(request[0])
+                asked.append(_script_of(request))
             writer.write(data)
             await writer.drain()
 
     async def _pass_replies(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[bytes]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        asked: deque[str],
+        flowing: asyncio.Event,
     ) -> None:
         parser = hiredis.Reader(notEnoughData=Ellipsis)
         while data := await reader.read(1 << 16):
-            await self._flowing.wait()
+            await flowing.wait()
             parser.feed(data)
             while (reply := parser.gets()) is not Ellipsis:
-                if asked.popleft().startswith(b"EVAL") and not str(reply).startswith("NOSCRIPT"):
+                script = asked.popleft()
+                if script and self._lose_sha in (script, "") and not str(reply).startswith("NOSCRIPT"):
                     self._lose_in -= 1
                     if self._lose_in == 0:
                         self.lost_replies += 1
@@ -170,3 +195,13 @@ class Proxy:
                 await asyncio.sleep(self._dribble)
                 writer.write(data[start : start + step])
                 await writer.drain()
+
+
+def _script_of(request: list[bytes]) -> str:
+    """The script a command runs, by its digest; empty for any other command."""
+    match request[0]:
+        case b"EVALSHA":
+            return request[1].decode()
+        case b"EVAL":
+            return hashlib.sha1(request[1], usedforsecurity=False).hexdigest()
+    return ""

@@ -7,7 +7,9 @@ import importlib
 import logging
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +43,8 @@ def run_processes(queue: str, processes: int) -> int:
     Returns:
         0 if all ended well after the signal, else 1.
     """
-    if processes < 1:
-        raise ConfigError(f"processes is {processes!r}, but wants at least 1")
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise ConfigError(f"processes is {processes!r}, but wants a whole number, at least 1")
     find_queue(queue)  # a wrong name is an error here, not one in every process
     return _Supervisor(queue, processes).run()
 
@@ -60,7 +62,7 @@ def find_queue(where: str) -> RedisMessageQueue:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{where!r} cannot be found: {error}") from error
     if not isinstance(found, RedisMessageQueue):
         raise ConfigError(f"{where!r} is a {type(found).__name__}, not a RedisMessageQueue")
@@ -76,7 +78,19 @@ def _loop_factory() -> Any:
 
 
 def _child(where: str) -> None:
+    # A Ctrl-C reaches every process of the terminal; here only what the supervisor passes on counts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    threading.Thread(target=_follow, daemon=True).start()
     run(find_queue(where))
+
+
+def _follow() -> None:
+    """Stop when the supervisor is gone, however it went: nobody else would stop this process."""
+    supervisor = multiprocessing.parent_process()
+    assert supervisor is not None
+    supervisor.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Supervisor:
@@ -106,14 +120,21 @@ class _Supervisor:
 
     def _start(self) -> None:
         process = self._context.Process(target=_child, args=(self._queue,))
-        process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child begins with it blocked
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._running[process] = time.monotonic()
+        if self._signals:  # it came meanwhile
+            process.terminate()
 
     def _ended(self, process: BaseProcess) -> int:
         """Note a process's end; start another unless a stop was asked for."""
         lived = time.monotonic() - self._running.pop(process)
         if self._signals:
-            return 0 if process.exitcode == 0 else 1
+            # Killed by the signal itself: it came before the worker had begun.
+            return 0 if process.exitcode in (0, -signal.SIGTERM) else 1
         fields = {"pid": process.pid, "exit_code": process.exitcode}
         logger.error("process.died", extra=fields)
         if lived < _QUICK:

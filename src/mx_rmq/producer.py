@@ -145,38 +145,38 @@ class Producer:
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all.
 
-        While one chunk is on its way the next is being made; never more than two are, so an endless
-        iterable needs no endless memory.
+        While one chunk is on its way the next is being made, so an endless iterable needs no endless
+        memory. It leaves when the one before it is stored: a lost reply does not change their order.
         """
         receipts: list[Receipt] = []
         under_way: list[tuple[list[NewMessage], asyncio.Task[Sequence[Stored]]]] = []
         chunks: dict[tuple[Shard, bool], list[NewMessage]] = {}
-        order: dict[str, int] = {}
+
+        async def send(shard: Shard, chunk: list[NewMessage]) -> None:
+            if under_way:
+                await _collect(*under_way.pop(), receipts)
+            under_way.append((chunk, self._send_soon(shard, topic, chunk)))
+            await asyncio.sleep(0)  # lets the chunk leave while the next one is made
+
         try:
             for message in messages:
-                order.setdefault(message.id, len(order))
-                shard, delayed = self.shard_of(message.id), message.delay > 0
-                chunk = chunks.setdefault((shard, delayed), [])
+                key = shard, _ = self.shard_of(message.id), message.delay > 0
+                chunk = chunks.setdefault(key, [])
                 chunk.append(message)
                 if is_full(chunk):
-                    del chunks[shard, delayed]
-                    under_way.append((chunk, self._send_soon(shard, topic, chunk)))
-                    await asyncio.sleep(0)  # lets the chunk leave while the next one is made
-                    if len(under_way) == 2:
-                        await _collect(*under_way.pop(0), receipts)
-            under_way += [
-                (chunk, self._send_soon(shard, topic, chunk)) for (shard, _), chunk in chunks.items()
-            ]
+                    await send(shard, chunks.pop(key))
+            for (shard, _), chunk in chunks.items():
+                await send(shard, chunk)
             while under_way:
-                await _collect(*under_way.pop(0), receipts)
+                await _collect(*under_way.pop(), receipts)
         except asyncio.CancelledError:
             for _, task in under_way:
                 task.cancel()
             raise
         finally:
             await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
-        if len(chunks) > 1:
-            receipts.sort(key=lambda receipt: order[receipt])
+        if len(self._shards) > 1:
+            receipts.sort()  # ids grow in the order in which they are made
         return receipts
 
     async def close(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from redis import ConnectionPool, Redis
+from redis import ConnectionPool
 from redis.exceptions import (
-    AuthenticationError,
     ClusterDownError,
     MasterDownError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 # Of the replies that say "not now", those to which redis-py gives a class and no prefix.
 _NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
-_MANY: Final = 2**31
 
 
 class Shard:
@@ -80,31 +81,56 @@ class Shard:
 
 
 class BlockingCommands:
-    """A connection that answers before its coroutine is ever suspended; see ``run_blocking``.
+    """Connections that answer before their coroutine is ever suspended; see ``run_blocking``.
 
-    Safe to share between threads, and after a fork.
+    Safe to share between threads, and after a fork, whatever other threads did at that moment; redis-py's
+    own pool is not, since a lock that was held stays held in the child.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        self._pool = connections(
+        self._maker = connections(
             ConnectionPool, url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None
         )
-        self._pool.max_connections = _MANY  # a thread must not fail because there are many of them
-        self._redis = Redis(connection_pool=self._pool)
+        self._idle: list[Any] = []
+        self._pid = os.getpid()
 
     async def execute_command(self, *args: Any) -> Any:
         """Send a command and wait for its reply, holding the thread."""
+        if self._pid != os.getpid():  # the sockets are the parent's
+            self._pid, self._idle = os.getpid(), []
+        idle = self._idle
         try:
-            return self._redis.execute_command(*args)
-        except AuthenticationError as error:
+            connection = self._connect(idle)
+        except (RedisError, OSError) as error:
             raise no_connection(error) from error
+        try:
+            connection.send_command(*args)
+            reply = connection.read_response()
         except (*_NOT_NOW, RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
         except ResponseError as error:
+            idle.append(connection)
             if str(error).startswith(NOT_NOW):
                 raise ServerUnavailable(f"the server cannot serve now: {error}") from error
             raise
+        idle.append(connection)
+        return reply
+
+    def _connect(self, idle: list[Any]) -> Any:
+        """A connection that nobody uses: an idle one if it is in order, else a fresh one."""
+        with suppress(IndexError):  # there are no more
+            while True:
+                connection = idle.pop()
+                with suppress(RedisError, OSError):  # closed by the server
+                    if not connection.can_read(timeout=0):  # else it holds a reply that nobody waited for
+                        return connection
+                connection.disconnect()
+        connection = self._maker.connection_class(**self._maker.connection_kwargs)
+        connection.connect()
+        return connection
 
     def close(self) -> None:
-        """Close the connections."""
-        self._pool.disconnect()
+        """Close the connections; one that is in use closes itself when it is done."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()

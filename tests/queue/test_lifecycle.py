@@ -250,6 +250,14 @@ async def test_a_private_server_is_gone_after_close() -> None:
     await eventually(lambda: is_gone(server))
 
 
+async def test_a_private_server_is_not_stopped_under_somebody_who_opens_it() -> None:
+    queue = RedisMessageQueue("embedded://", patience=0)
+    for _ in range(3):
+        await asyncio.gather(queue.open(), queue.close(), queue.produce("t", 1), queue.close())
+    await queue.close()
+    assert server_of(queue) is None
+
+
 async def test_two_private_queues_share_nothing() -> None:
     async with RedisMessageQueue("embedded://") as one, RedisMessageQueue("embedded://") as other:
         await one.produce("t", 1)

@@ -118,16 +118,17 @@ async def records(redis: Redis, proxy: Proxy, caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.DEBUG)
     async with RedisMessageQueue(proxy.url, name="q", crash_limit=1, lease=1.0, poll=0.1) as queue:
         await a_whole_life(queue, redis, proxy)
-    return [record for record in caplog.records if not record.name.startswith("asyncio")]
+    return list(caplog.records)
 
 
 async def test_no_record_shows_a_payload_and_every_event_has_its_fields(
-    records: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+    records: list[logging.LogRecord],
 ) -> None:
     """One life for both promises, since it takes a second."""
-    for record in caplog.records:
+    for record in records:
         shown = f"{logging.Formatter().format(record)} {record.__dict__!r}"
         assert SECRET not in shown
+    records = [record for record in records if record.name.partition(".")[0] != "asyncio"]
     wanted = {
         "worker.started": {"worker", "topics"},
         "worker.stopped": {"worker"},

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
     from tests.proxy import Proxy
 
 
@@ -193,7 +192,7 @@ async def test_a_lost_reply_is_no_second_chunk(proxy: Proxy, redis: Redis, nth: 
         if delay:
             assert counts.delayed == 2401
         else:
-            assert sorted(await in_order(redis)) == sorted(receipts)
+            assert await in_order(redis) == receipts
 
 
 async def test_a_lost_reply_is_no_second_chunk_even_if_it_was_completed_meanwhile(
@@ -226,7 +225,7 @@ async def test_a_server_that_goes_away_in_the_middle_is_waited_for(proxy: Proxy,
                 yield n
 
         receipts = await queue.produce_many("t", payloads())
-        assert sorted(await in_order(redis)) == sorted(receipts)
+        assert await in_order(redis) == receipts
         assert len(receipts) == 3000
 
 
@@ -247,10 +246,10 @@ async def test_a_cancelled_call_ends_at_once_even_while_the_server_is_away(proxy
         done, _ = await asyncio.wait([call], timeout=0.1)
         assert not done
         call.cancel()
-        async with asyncio.timeout(5):
-            with pytest.raises(asyncio.CancelledError):
-                await call
+        done, _ = await asyncio.wait([call], timeout=5)
         proxy.back()
+        assert done
+        assert call.cancelled()
 
 
 async def test_closing_the_queue_ends_it_after_whole_chunks(proxy: Proxy, redis: Redis) -> None:
@@ -284,9 +283,8 @@ async def test_nothing_is_stored_of_a_wrong_topic(queue: RedisMessageQueue, redi
     assert await all_keys(redis) == []
 
 
-async def test_two_calls_at_once_each_keep_their_order(
-    queue: RedisMessageQueue, server: EmbeddedServer, redis: Redis
-) -> None:
+async def test_two_calls_at_once_each_keep_their_order(queue: RedisMessageQueue, redis: Redis) -> None:
+    """Also the first ones after the server's start, when it knows no script yet."""
     first, second = await asyncio.gather(
         queue.produce_many("t", range(1500)), queue.produce_many("t", range(1500))
     )

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -284,9 +286,15 @@ async def test_it_works_after_a_fork_in_parent_and_children(
     server: EmbeddedServer, redis: Redis, how: str
 ) -> None:
     """No socket is shared, no lock stays held and no message is taken for another's."""
-    run = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKS, server.url, how)
-    async with asyncio.timeout(30):
-        assert await run.wait() == 0
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORKS, server.url, how, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(20):
+            assert await run.wait() == 0
+    finally:
+        if run.returncode is None:  # it hangs, and so do some of its children
+            os.killpg(run.pid, signal.SIGKILL)
     bodies = await command(redis, "HMGET", f"{PREFIX}payload", *await in_order(redis))
     payloads = [json.loads(body)["payload"] for body in bodies]
     expected = ["parent before", "parent after", *(f"parent {child}" for child in range(6))]

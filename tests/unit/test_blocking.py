@@ -5,6 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.exceptions import ResponseError
 
 from mx_rmq.blocking import run_blocking
 from mx_rmq.errors import ConfigError, OutOfMemory, ServerUnavailable
@@ -118,6 +119,33 @@ def test_replies_are_bytes_whatever_the_url_asks_for(server: EmbeddedServer, red
 def test_a_url_with_an_unknown_option_is_a_config_error(server: EmbeddedServer) -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         BlockingCommands(server.url + "?nonsense=1", timeout=5)
+
+
+async def test_a_connection_that_the_server_closed_while_idle_is_not_used(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    commands = BlockingCommands(server.url, timeout=5)
+    first = run_blocking(commands.execute_command("CLIENT", "ID"))
+    await command(redis, "CLIENT", "KILL", "ID", first)
+    assert run_blocking(commands.execute_command("CLIENT", "ID")) > first
+    commands.close()
+
+
+def test_a_connection_is_used_again(server: EmbeddedServer) -> None:
+    commands = BlockingCommands(server.url, timeout=5)
+    ids = set()
+    for _ in range(5):
+        ids.add(run_blocking(commands.execute_command("CLIENT", "ID")))
+        with pytest.raises(ResponseError):
+            run_blocking(commands.execute_command("NONSENSE"))
+    assert len(ids) == 1
+    commands.close()
+
+
+def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedServer) -> None:
+    commands = BlockingCommands(server.url + "?db=99999", timeout=5)
+    with pytest.raises(ConfigError, match="DB index is out of range"):
+        run_blocking(commands.execute_command("PING"))
 
 
 def test_many_threads_share_it(server: EmbeddedServer, redis: Redis) -> None:

@@ -617,6 +617,11 @@ def test_any_other_url_is_an_error(url: str) -> None:
         open_url(url)
 
 
-def test_nothing_is_left_open_in_this_process() -> None:
-    assert not embedded._open
-    assert not embedded._locks
+def test_nothing_is_left_open_in_this_process(others: tuple[set[Any], set[Any]]) -> None:
+    assert (set(embedded._open), set(embedded._locks)) == others
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others() -> tuple[set[Any], set[Any]]:
+    """What other tests have open for all of this file."""
+    return set(embedded._open), set(embedded._locks)

@@ -107,9 +107,7 @@ async def test_a_batch_comes_typed_and_with_a_context_for_each(mq: RedisMessageQ
 
     @mq.handler("t", batch=10)
     async def on_t(events: list[Event], contexts: list[Context]) -> None:
-        seen.extend(
-            (ctx.message_id, event, ctx.attempt) for event, ctx in zip(events, contexts, strict=True)
-        )
+        seen.extend((ctx.message_id, event, ctx.attempt) for event, ctx in zip(events, contexts, strict=True))
 
     for n in range(3):
         await mq.produce("t", Event(n), message_id=f"A{n}")

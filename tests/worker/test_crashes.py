@@ -129,9 +129,7 @@ async def test_bytes_that_cannot_be_read_are_kept_when_their_worker_vanishes(
     assert (letter.reason, letter.body) == ("unparsable", b"\xff\x00")
 
 
-async def test_a_message_that_expired_with_its_worker_is_expired(
-    make_queue: MakeQueue, redis: Redis
-) -> None:
+async def test_a_message_that_expired_with_its_worker_is_expired(make_queue: MakeQueue, redis: Redis) -> None:
     mq = make_queue(lease=0.3)
     await mq.produce("t", 1, message_id="A1", ttl=0.05)
     await claim(redis, "w1")

@@ -17,7 +17,7 @@ from mx_rmq.keys import Keys
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
 from tests.harness import read_state
-from tests.worker.helpers import drained, eventually, events, in_state, steal
+from tests.worker.helpers import drained, events, eventually, in_state, steal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

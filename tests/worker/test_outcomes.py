@@ -10,7 +10,7 @@ import pytest
 
 from mx_rmq import Context, Dead, RedisMessageQueue, Retry, RetryLater
 from mx_rmq.message import HISTORY_LIMIT
-from tests.worker.helpers import dead, drained, eventually, events, in_state, is_sound
+from tests.worker.helpers import dead, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from tests.worker.helpers import MakeQueue

@@ -16,7 +16,7 @@ import pytest
 from mx_rmq import Context, RedisMessageQueue, Retry
 from tests.harness import read_key
 from tests.proxy import Proxy
-from tests.worker.helpers import drained, eventually, events, in_state, is_sound
+from tests.worker.helpers import drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

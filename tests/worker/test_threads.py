@@ -212,4 +212,3 @@ async def test_what_a_function_returns_and_raises_comes_out_as_it_is() -> None:
 
 def _handler_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "mx-rmq-handler"}
-

@@ -151,7 +151,9 @@ async def test_extend_moves_the_timeout_near(mq: RedisMessageQueue, timeout: flo
     assert (await dead(mq, "A1")).kind == "TimeoutError"
 
 
-async def test_a_handler_may_extend_again_and_again_but_not_when_it_is_too_late(mq: RedisMessageQueue) -> None:
+async def test_a_handler_may_extend_again_and_again_but_not_when_it_is_too_late(
+    mq: RedisMessageQueue,
+) -> None:
     extended: list[int] = []
     errors: list[Exception] = []
 

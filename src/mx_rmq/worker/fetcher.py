@@ -45,6 +45,8 @@ class Fetcher(Service):
         """The hot topics; the first one has waited longest."""
         self._doubtful: set[str] = set()
         """Topics whose last claim got no reply: it may have leased messages nobody knows of."""
+        self._failed: set[str] = set()
+        """Topics whose last claim was refused; said once."""
         self._polled_at = self._loop.time()
 
     async def step(self) -> None:
@@ -62,7 +64,7 @@ class Fetcher(Service):
             await self._wait()
 
     async def _claim(self, topic: str, room: int) -> bool:
-        """Claim from one topic; whether any message came."""
+        """Claim from one topic; whether there was any entry, be it only a hint."""
         work = self._pool.topics[topic]
         if topic in self._doubtful:
             await self._give_back_unknown(topic)
@@ -72,9 +74,12 @@ class Fetcher(Service):
         except StoreError as error:  # refused, so nothing was written; the other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
-            logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+            if topic not in self._failed:
+                self._failed.add(topic)
+                logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
             return False
         self._doubtful.discard(topic)
+        self._failed.discard(topic)
         self._shard.set_clock(claim.now)
         self._hot.pop(topic)
         if claim.left:
@@ -82,7 +87,7 @@ class Fetcher(Service):
         jobs = [Job(delivery, self._shard, work.handler, self._loop) for delivery in claim.deliveries]
         self._shard.held.update(jobs)
         self._pool.offer(work, jobs)
-        return bool(jobs)
+        return bool(jobs) or claim.left > 0
 
     async def _give_back_unknown(self, topic: str) -> None:
         """Release what is leased to this worker without its knowledge, rather than let the leases run out."""

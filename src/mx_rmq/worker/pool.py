@@ -166,13 +166,13 @@ class Pool:
         self._room_listeners.append(tell)
 
     def room(self, topic: TopicWork) -> int:
-        """How many messages of a topic could be taken in: any number when none is ready, else by the half.
+        """How many messages of a topic could be taken in; what is held beyond the next runs, by the half.
 
         The ready jobs of other topics take up runs only as far as they are about to start. Those that
         wait for their batch to fill, or for their own topic's limit, must keep nobody else waiting.
         """
         ready, batch = len(topic.ready), topic.handler.batch
-        if batch == 1 and ready and 2 * ready > self._prefetch:
+        if batch == 1 and ready and 2 * (ready - topic.starting) > self._prefetch:
             return 0
         runs, spare = self.concurrency - self._runs, self._prefetch
         if self._ready > ready:

@@ -130,7 +130,7 @@ class Runner:
             case Dead(death, attempted):
                 body = self._failed(job, death.error) if attempted else b""
                 settler.move_to_dlq(job, body, encode_death(death))
-                # The handler chose its words; why a payload does not fit may quote it, so only its kind is said.
+                # A handler chooses its words; why a payload does not fit may quote it, so its kind must do.
                 said = death.error if attempted else death.kind
                 self._log(logging.WARNING, "message.dead", job, error=said, reason=death.reason)
             case Abandoned() if job.end is End.STOP:

@@ -1,0 +1,209 @@
+"""Claims whose answer is lost, topics that cannot be claimed from, and calls that are sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import Context, Retry
+from tests.proxy import Proxy
+from tests.worker.helpers import dead, drained, events, eventually, in_state, is_sound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.embedded import EmbeddedServer
+    from tests.worker.helpers import MakeQueue
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
+    with Proxy(server) as proxy:
+        yield proxy
+
+
+async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
+    make_queue: MakeQueue, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the lease to run out, and nothing counts as a crash."""
+    caplog.set_level("INFO", "mx_rmq")
+    mq, outside = make_queue(proxy.url, lease=3600, poll=60), make_queue()
+    seen: list[tuple[str, int]] = []
+
+    @mq.handler("t", concurrency=1)
+    async def on_t(payload: int, ctx: Context) -> None:
+        seen.append((ctx.message_id, ctx.attempt))
+
+    await outside.open()
+    await mq.start()
+    await outside.produce("t", 0, message_id="first")
+    await eventually(lambda: len(seen) == 1)
+    proxy.lose_reply(script="claim_message")
+    await outside.produce("t", 1, message_id="A1")
+    await in_state(outside, "A1", "gone")
+    assert seen == [("first", 1), ("A1", 1)]
+    assert proxy.lost_replies == 1
+    (record,) = events(caplog, "claim.given_back")
+    assert (record.topic, record.messages) == ("t", 1)
+    assert (await outside.counts()).topics["t"].completed == 2
+
+
+async def test_what_this_worker_knows_it_holds_is_not_given_back(make_queue: MakeQueue, proxy: Proxy) -> None:
+    mq, outside = make_queue(proxy.url, lease=3600, poll=60), make_queue()
+    begun: list[int] = []
+    finish = asyncio.Event()
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        begun.append(payload)
+        await finish.wait()
+
+    await outside.open()
+    await mq.start()
+    await outside.produce("t", 1)
+    await eventually(lambda: begun == [1])
+    proxy.lose_reply(script="claim_message")
+    await outside.produce("t", 2)
+    await eventually(lambda: begun == [1, 2])
+    finish.set()
+    await drained(outside)
+    assert begun == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("script", "payload", "state"),
+    [
+        ("complete_message", "good", "gone"),
+        ("retry_message", "bad", "delayed"),
+        ("move_to_dlq", "dead", "dead"),
+    ],
+)
+async def test_an_outcome_whose_reply_was_lost_is_settled_once(
+    make_queue: MakeQueue, proxy: Proxy, script: str, payload: str, state: str
+) -> None:
+    mq, outside = make_queue(proxy.url, lease=3600), make_queue()
+    seen: list[str] = []
+
+    @mq.handler("t", retry=Retry(2, backoff="fixed", base=100, never=(LookupError,)))
+    async def on_t(payload: str) -> None:
+        seen.append(payload)
+        if payload == "bad":
+            raise RuntimeError
+        if payload == "dead":
+            raise KeyError
+
+    await outside.open()
+    await mq.start()
+    proxy.lose_reply(script=script)
+    await outside.produce("t", payload, message_id="A1")
+    facts = await in_state(outside, "A1", state)
+    await eventually(lambda: proxy.lost_replies == 1)
+    await outside.produce("t", "good", message_id="A2")
+    await in_state(outside, "A2", "gone")
+    assert seen == [payload, "good"]
+    if facts.message is not None:
+        assert facts.message.attempts == 1
+    assert await is_sound(outside)
+
+
+async def test_a_topic_that_cannot_be_claimed_from_stops_no_other(
+    make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a poll far away: the others are still woken at once."""
+    mq = make_queue(poll=60)
+    seen: list[int] = []
+    for topic in ("a", "broken", "z"):
+
+        async def handle(payload: int) -> None:
+            seen.append(payload)
+
+        mq.handler(topic)(handle)
+    await redis.set("mx-rmq:{q}:broken:pending", "something else")
+    await mq.start()
+    for n in range(20):
+        await mq.produce("az"[n % 2], n)
+        await eventually(lambda: len(seen) == n + 1, within=10)  # noqa: B023 - awaited within the turn
+    (record,) = events(caplog, "topic.failed")
+    assert record.topic == "broken"
+    assert "broken:pending is a string" in record.error
+
+
+async def test_a_topic_that_could_not_be_claimed_from_goes_on_when_it_is_mended(
+    make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    mq = make_queue(poll=0.1)
+    seen: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    await redis.set("mx-rmq:{q}:t:pending", "something else")
+    await mq.start()
+    await eventually(lambda: events(caplog, "topic.failed"))
+    await redis.delete("mx-rmq:{q}:t:pending")
+    await mq.produce("t", 1)
+    await eventually(lambda: seen == [1])
+
+
+async def test_a_lost_token_costs_no_more_than_the_poll(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(poll=0.2)
+    seen: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    await mq.produce("t", 1)
+    await redis.delete("mx-rmq:{q}:t:wake")
+    await mq.start()
+    await eventually(lambda: seen == [1])
+    await mq.pause("t")
+    await mq.produce("t", 2)
+    await redis.delete("mx-rmq:{q}:t:wake")
+    await redis.srem("mx-rmq:{q}:paused", "t")  # a resume that wakes nobody
+    await eventually(lambda: seen == [1, 2])
+
+
+async def test_entries_that_are_only_hints_are_passed_over_by_the_thousand(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Cancelled in mid-list they stay there; the message behind them runs all the same."""
+    mq = make_queue(poll=60)
+    seen: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    await mq.produce("t", 1)
+    await redis.lpush("mx-rmq:{q}:t:pending", *(f"gone{n}" for n in range(3500)))
+    await mq.produce("t", 2)
+    await mq.start()
+    await eventually(lambda: seen == [1, 2])
+
+
+async def test_a_poisoned_message_under_a_lease_is_reported(
+    make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    mq = make_queue(lease=0.2)
+    ran = asyncio.Event()
+
+    @mq.handler("t", retry=Retry(1))
+    async def on_t(payload: int) -> None:
+        ran.set()
+
+    await mq.open()
+    await mq.pause("t")
+    await mq.produce("t", 1, message_id="A1", ttl=0.05)
+    await mq.produce("t", 1, message_id="A2", ttl=0.05)
+    await redis.hdel("mx-rmq:{q}:payload", "A1:queue")
+    await mq.start()
+    await dead(mq, "A2")
+    (record,) = events(caplog, "message.poisoned")
+    assert record.id == "A1"
+    assert not ran.is_set()

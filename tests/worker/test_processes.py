@@ -1,0 +1,194 @@
+"""Several worker processes under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import ConfigError, RedisMessageQueue, run_processes
+from tests.worker.helpers import eventually, in_state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from mx_rmq.embedded import EmbeddedServer
+
+APP = """
+import asyncio, os
+from mx_rmq import RedisMessageQueue
+
+mq = RedisMessageQueue(os.environ["URL"], name="q", check="off", grace=15, concurrency=1)
+not_a_queue = 42
+
+@mq.handler("t")
+async def on_t(payload: float) -> None:
+    os.write(1, f"running {os.getpid()}\\n".encode())  # whole, whoever else writes
+    while mq._stopping is None and payload > 0:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(payload)
+    os.write(1, b"finished\\n")
+"""
+SUPERVISOR = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent thinks of it
+from mx_rmq import run_processes
+if __name__ == "__main__":
+    sys.exit(run_processes("supervised_app:mq", int(sys.argv[1])))
+"""
+
+
+class Supervisor:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def says(self) -> list[str]:
+        assert self._process.stdout is not None
+        return (await asyncio.wait_for(self._process.stdout.readline(), 30)).decode().split()
+
+    async def code(self) -> int:
+        return await asyncio.wait_for(self._process.wait(), 30)
+
+
+@asynccontextmanager
+async def supervised(server: EmbeddedServer, home: Path, count: int) -> AsyncIterator[Supervisor]:
+    (home / "supervised_app.py").write_text(APP)
+    (home / "main.py").write_text(SUPERVISOR)
+    path = os.pathsep.join([str(home), *sys.path])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(home / "main.py"),
+        str(count),
+        env={**os.environ, "URL": server.url, "PYTHONPATH": path},
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a group of its own, as a shell gives to what it starts
+    )
+    try:
+        yield Supervisor(process)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        await process.communicate()
+
+
+async def pids(mq: RedisMessageQueue) -> set[int]:
+    return {worker.pid for worker in await mq.workers()}
+
+
+async def exactly(mq: RedisMessageQueue, count: int) -> set[int]:
+    """The processes, once there are so many."""
+
+    async def look() -> set[int]:
+        found = await pids(mq)
+        return found if len(found) == count else set()
+
+    found: set[int] = await eventually(look, within=30)
+    return found
+
+
+async def test_so_many_processes_share_the_work_and_end_well_on_a_signal(
+    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with supervised(server, tmp_path, 2) as supervisor:
+        workers = await exactly(mq, 2)
+        for n in range(2):
+            await mq.produce("t", 0.3, message_id=f"A{n}")
+        running = {int((await supervisor.says())[1]) for _ in range(2)}
+        assert running == workers
+        os.kill(supervisor.pid, signal.SIGTERM)
+        assert [await supervisor.says(), await supervisor.says()] == [["finished"], ["finished"]]
+        assert await supervisor.code() == 0
+    assert await pids(mq) == set()
+    assert [(await mq.get(f"A{n}")).state for n in range(2)] == ["gone", "gone"]
+
+
+async def test_a_killed_process_is_replaced(
+    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with supervised(server, tmp_path, 2) as supervisor:
+        workers = await exactly(mq, 2)
+        os.kill(min(workers), signal.SIGKILL)
+        newer = await exactly(mq, 3)  # the dead one is remembered for a while
+        assert workers < newer
+        for n in range(2):
+            await mq.produce("t", 600.0, message_id=f"A{n}")
+        running = {int((await supervisor.says())[1]) for _ in range(2)}
+        assert running == newer - {min(workers)}
+
+
+async def test_a_ctrl_c_that_reaches_all_processes_is_one_signal_to_each(
+    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The terminal sends it to the whole group; the handlers finish within their grace all the same."""
+    async with supervised(server, tmp_path, 1) as supervisor:
+        await exactly(mq, 1)
+        await mq.produce("t", 0.5, message_id="A1")
+        assert (await supervisor.says())[0] == "running"
+        os.killpg(supervisor.pid, signal.SIGINT)
+        assert await supervisor.says() == ["finished"]
+        assert await supervisor.code() == 0
+    await in_state(mq, "A1", "gone")
+
+
+async def test_a_second_signal_does_not_wait_for_handlers(
+    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with supervised(server, tmp_path, 1) as supervisor:
+        await exactly(mq, 1)
+        await mq.produce("t", 600.0, message_id="A1")
+        assert (await supervisor.says())[0] == "running"
+        os.kill(supervisor.pid, signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        os.kill(supervisor.pid, signal.SIGTERM)
+        assert await supervisor.code() == 0
+    assert (await mq.get("A1")).state == "pending"
+
+
+async def test_processes_whose_supervisor_was_killed_end_by_themselves(
+    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with supervised(server, tmp_path, 2) as supervisor:
+        await exactly(mq, 2)
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await eventually(lambda: _none(mq), within=30)
+
+
+async def _none(mq: RedisMessageQueue) -> bool:
+    return not await pids(mq)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "app",
+        ":mq",
+        "app:",
+        "no_such_module_anywhere:mq",
+        ".relative:mq",
+        "os:no_such_name",
+        "os:path",
+        "os.path:sep",
+    ],
+)
+def test_a_name_that_leads_to_no_queue_is_refused_before_anything_starts(where: str) -> None:
+    with pytest.raises(ConfigError):
+        run_processes(where, 2)
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None])
+def test_a_number_of_processes_that_makes_no_sense_is_refused(count: Any) -> None:
+    with pytest.raises(ConfigError, match="processes"):
+        run_processes("os:path", count)
