@@ -112,14 +112,15 @@ class Proxy:
             self._listener = await asyncio.start_unix_server(self._serve, self._socket)
 
     async def _away(self) -> None:
-        self._close_door()
+        await self._close_door()
         await self._cut()
 
-    def _close_door(self) -> None:
+    async def _close_door(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
             self._socket.unlink()
+            await asyncio.sleep(0.01)  # who has knocked is let in first; asyncio would leak the connection
+            listener.close()
 
     async def _cut(self) -> None:
         for task in self._open:
@@ -147,8 +148,9 @@ class Proxy:
         finally:
             for way in ways:
                 way.cancel()
-            for end in (writer, up_writer):
+            for end in (writer, up_writer):  # both before any waiting, which may be cut in its turn
                 end.close()
+            for end in (writer, up_writer):
                 with suppress(OSError):
                     await end.wait_closed()
             await asyncio.gather(*ways, return_exceptions=True)
@@ -188,7 +190,7 @@ class Proxy:
                     if self._lose_in == 0:
                         self.lost_replies += 1
                         if self._stay_away:
-                            self._close_door()
+                            await self._close_door()
                         return
             step = 1 << 12 if self._dribble else len(data)
             for start in range(0, len(data), step):

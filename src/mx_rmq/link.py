@@ -7,6 +7,7 @@ that a call costs no pool check-out, no lock and no task.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,16 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 # Replies by which a server says "not now": it is starting, failing over, moving slots, without its
-# replicas or in the middle of somebody's endless script. It has done nothing.
-NOT_NOW: Final = (
-    "LOADING",
-    "READONLY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "UNBLOCKED",
-    "NOREPLICAS",
-    "BUSY ",
+# replicas or in the middle of somebody's endless script. It has done nothing. Redis 6.2 wraps what the
+# first write of a script was answered: "Error running script (…): @user_script: 19: -READONLY …".
+NOT_NOW: Final = re.compile(
+    "(?:^|: -)(?:LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOREPLICAS|BUSY) "
 )
 
 _INCOMPLETE: Final = object()
@@ -172,6 +167,6 @@ def _silence(timeout: float) -> str:
 def _refusal(text: str) -> Exception:
     if text.startswith("NOSCRIPT"):
         return NoScriptError(text)
-    if text.startswith(NOT_NOW):
+    if NOT_NOW.search(text):
         return ServerUnavailable(f"the server cannot serve now: {text}")
     return ResponseError(text)

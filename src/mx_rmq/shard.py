@@ -110,7 +110,7 @@ class BlockingCommands:
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
         except ResponseError as error:
             idle.append(connection)
-            if str(error).startswith(NOT_NOW):
+            if NOT_NOW.search(str(error)):
                 raise ServerUnavailable(f"the server cannot serve now: {error}") from error
             raise
         idle.append(connection)

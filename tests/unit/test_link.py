@@ -205,11 +205,31 @@ async def test_a_server_in_somebody_elses_endless_script_is_unavailable(
         await other.close()
 
 
-@pytest.mark.parametrize("code", ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED"])
-async def test_other_ways_to_say_not_now(code: str) -> None:
-    async with something_else(pings(f"-{code} come back later\r\n".encode())) as url:
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "CLUSTERDOWN The cluster is down",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "UNBLOCKED force unblock from blocking operation",
+        "ERR Error running script (call to f_0): @user_script:19: @user_script: 19: -READONLY You may not",
+    ],
+)
+async def test_other_ways_to_say_not_now(reply: str) -> None:
+    """Those of servers that are not at hand, or not in that state."""
+    async with something_else(pings(f"-{reply}\r\n".encode())) as url:
         link = Link(url, timeout=5)
-        with pytest.raises(ServerUnavailable, match=code):
+        with pytest.raises(ServerUnavailable, match="cannot serve now"):
+            await link.execute_command("PING")
+        await link.close()
+
+
+@pytest.mark.parametrize("reply", ["BUSYKEY Target key name already exists.", "ERR READONLY is no command"])
+async def test_what_only_looks_like_it_is_a_refusal(reply: str) -> None:
+    async with something_else(pings(f"-{reply}\r\n".encode())) as url:
+        link = Link(url, timeout=5)
+        with pytest.raises(ResponseError):
             await link.execute_command("PING")
         await link.close()
 

@@ -37,3 +37,9 @@ async def mq(make_queue: MakeQueue) -> RedisMessageQueue:
     queue = make_queue()
     await queue.open()
     return queue
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monitors look twenty times a second."""
+    monkeypatch.setattr("mx_rmq.worker.monitor._INTERVAL", 0.05)

@@ -6,18 +6,26 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pytest
+
 from mx_rmq import DeadLetter, NotDead
 from mx_rmq.keys import Keys
 from mx_rmq.records import NewMessage, Stored
 from mx_rmq.store import Store
+from tests.harness import server_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import pytest
     from redis.asyncio import Redis
 
     from mx_rmq import MessageFacts, RedisMessageQueue
+
+
+ONE_SERVER = pytest.mark.parametrize(
+    "server", list(server_binaries().items())[:1], indirect=True, ids=lambda item: item[0], scope="session"
+)
+"""For what costs a process or much time, and does not depend on the kind of server."""
 
 
 class MakeQueue(Protocol):

@@ -59,21 +59,21 @@ async def test_a_batch_lingers_from_its_own_first_message_on(mq: RedisMessageQue
 
     times: list[float] = []
 
-    @mq.handler("t", batch=2, linger=0.4)
+    @mq.handler("t", batch=2, linger=0.2)
     async def on_t(payloads: list[int]) -> None:
         batches.append(payloads)
         times.append(begun())
 
     await mq.start()
     await mq.produce("t", 1)
-    await asyncio.sleep(0.3)  # most of the first batch's time, which then fills up
+    await asyncio.sleep(0.15)  # most of the first batch's time, which then fills up
     await mq.produce("t", 2)
     await eventually(lambda: batches == [[1, 2]])
     alone = begun()
     await mq.produce("t", 3)
     await eventually(lambda: len(batches) == 2)
     assert batches[1] == [3]
-    assert times[1] - alone >= 0.4
+    assert times[1] - alone >= 0.2
 
 
 async def test_without_lingering_a_batch_is_what_there_is(mq: RedisMessageQueue) -> None:
@@ -274,7 +274,7 @@ async def test_one_context_extends_the_time_of_all_the_batch(make_queue: MakeQue
         calls.append(len(payloads))
         contexts[0].extend(30)
         remaining.extend(ctx.remaining for ctx in contexts)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.9)
 
     await mq.produce_many("t", range(3))
     await mq.start()
@@ -291,7 +291,7 @@ async def test_a_batch_longer_than_the_lease_runs_once(make_queue: MakeQueue) ->
     @mq.handler("t", batch=10)
     async def on_t(payloads: list[int]) -> None:
         calls.append(len(payloads))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.6)
 
     await mq.produce_many("t", range(3))
     await mq.start()

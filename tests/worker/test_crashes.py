@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Retry
-from tests.worker.helpers import dead, eventually, put_bytes, store_of
+from tests.worker.helpers import ONE_SERVER, dead, eventually, put_bytes, store_of
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from mx_rmq.embedded import EmbeddedServer
     from mx_rmq.records import Delivery
     from tests.worker.helpers import MakeQueue
+
+pytestmark = pytest.mark.usefixtures("watchful")
 
 CRASHER = """
 import os, sys
@@ -43,7 +47,7 @@ async def claim(redis: Redis, holder: str) -> Delivery:
     return deliveries[0]
 
 
-async def healthy(make_queue: MakeQueue, **options: int) -> RedisMessageQueue:
+async def healthy(make_queue: MakeQueue, **options: Any) -> RedisMessageQueue:
     """A worker that serves another topic, and recovers what others left."""
     mq = make_queue(lease=0.3, **options)
 
@@ -139,6 +143,7 @@ async def test_a_message_that_expired_with_its_worker_is_expired(make_queue: Mak
     assert letter.reason == "expired"
 
 
+@ONE_SERVER
 async def test_a_handler_that_kills_its_process_runs_three_times_and_no_more(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:

@@ -13,6 +13,8 @@ from tests.worker.helpers import dead, drained, eventually, in_state
 if TYPE_CHECKING:
     from tests.worker.helpers import MakeQueue
 
+pytestmark = pytest.mark.usefixtures("watchful")
+
 
 async def test_an_expired_message_is_never_delivered(mq: RedisMessageQueue) -> None:
     ran: list[int] = []
@@ -122,7 +124,7 @@ async def test_the_priority_survives(make_queue: MakeQueue, how: str) -> None:
 
     delay = 0.2 if how == "delay" else 0.0
     for payload in ("low", "normal", "high"):
-        await mq.produce("t", payload, message_id=payload, priority=payload, delay=delay)  # type: ignore[arg-type]
+        await mq.produce("t", payload, message_id=payload, priority=payload, delay=delay)
     await mq.start()
     if how == "retry":
         await eventually(lambda: len(begun) == 3)

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
+    """Made before the queue, so that it outlives it."""
     with Proxy(server) as proxy:
         yield proxy
 
 
 async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
-    make_queue: MakeQueue, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    proxy: Proxy, make_queue: MakeQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody waits for the lease to run out, and nothing counts as a crash."""
     caplog.set_level("INFO", "mx_rmq")
@@ -52,7 +53,7 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
     assert (await outside.counts()).topics["t"].completed == 2
 
 
-async def test_what_this_worker_knows_it_holds_is_not_given_back(make_queue: MakeQueue, proxy: Proxy) -> None:
+async def test_what_this_worker_knows_it_holds_is_not_given_back(proxy: Proxy, make_queue: MakeQueue) -> None:
     mq, outside = make_queue(proxy.url, lease=3600, poll=60), make_queue()
     begun: list[int] = []
     finish = asyncio.Event()
@@ -83,7 +84,7 @@ async def test_what_this_worker_knows_it_holds_is_not_given_back(make_queue: Mak
     ],
 )
 async def test_an_outcome_whose_reply_was_lost_is_settled_once(
-    make_queue: MakeQueue, proxy: Proxy, script: str, payload: str, state: str
+    proxy: Proxy, make_queue: MakeQueue, script: str, payload: str, state: str
 ) -> None:
     mq, outside = make_queue(proxy.url, lease=3600), make_queue()
     seen: list[str] = []
@@ -187,6 +188,7 @@ async def test_entries_that_are_only_hints_are_passed_over_by_the_thousand(
     await eventually(lambda: seen == [1, 2])
 
 
+@pytest.mark.usefixtures("watchful")
 async def test_a_poisoned_message_under_a_lease_is_reported(
     make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -353,7 +353,7 @@ async def test_an_option_of_a_handler_that_makes_no_sense_is_refused(
     def on_t(payload) -> None: ...  # type: ignore[no-untyped-def]
 
     with pytest.raises(ConfigError, match=next(reversed(options))):
-        mq.handler("t", **options)(on_t)
+        mq.handler("t", **options)(on_t)  # type: ignore[no-untyped-call]
 
 
 async def test_nothing_of_a_payload_is_in_the_log(

@@ -10,7 +10,7 @@ import pytest
 
 from mx_rmq import Context, Dead, RedisMessageQueue, Retry, RetryLater
 from mx_rmq.message import HISTORY_LIMIT
-from tests.worker.helpers import dead, drained, events, eventually, in_state, is_sound
+from tests.worker.helpers import ONE_SERVER, dead, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from tests.worker.helpers import MakeQueue
@@ -157,6 +157,7 @@ class Stop(BaseException):
     ],
 )
 @pytest.mark.parametrize("place", ["loop", "thread"])
+@ONE_SERVER
 async def test_no_exception_of_a_handler_ends_its_runner(
     make_queue: MakeQueue, error: type[BaseException], place: str
 ) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, run_processes
-from tests.worker.helpers import eventually, in_state
+from tests.worker.helpers import ONE_SERVER, eventually, in_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,10 +76,8 @@ async def supervised(server: EmbeddedServer, home: Path, count: int) -> AsyncIte
     try:
         yield Supervisor(process)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         await process.communicate()
 
 
@@ -98,6 +96,7 @@ async def exactly(mq: RedisMessageQueue, count: int) -> set[int]:
     return found
 
 
+@ONE_SERVER
 async def test_so_many_processes_share_the_work_and_end_well_on_a_signal(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -114,6 +113,7 @@ async def test_so_many_processes_share_the_work_and_end_well_on_a_signal(
     assert [(await mq.get(f"A{n}")).state for n in range(2)] == ["gone", "gone"]
 
 
+@ONE_SERVER
 async def test_a_killed_process_is_replaced(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -128,6 +128,7 @@ async def test_a_killed_process_is_replaced(
         assert running == newer - {min(workers)}
 
 
+@ONE_SERVER
 async def test_a_ctrl_c_that_reaches_all_processes_is_one_signal_to_each(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ async def test_a_ctrl_c_that_reaches_all_processes_is_one_signal_to_each(
     await in_state(mq, "A1", "gone")
 
 
+@ONE_SERVER
 async def test_a_second_signal_does_not_wait_for_handlers(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ async def test_a_second_signal_does_not_wait_for_handlers(
     assert (await mq.get("A1")).state == "pending"
 
 
+@ONE_SERVER
 async def test_processes_whose_supervisor_was_killed_end_by_themselves(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -35,6 +35,11 @@ def listen(mq: RedisMessageQueue) -> list[int]:
     return seen
 
 
+def open_in(home: str, binary: Path) -> EmbeddedServer:
+    """The server with its data in a directory, started if it is not running."""
+    return EmbeddedServer.open(Path(home), binary=binary)
+
+
 def outages(caplog: pytest.LogCaptureFixture) -> tuple[Counter[str], Counter[str]]:
     """How often each service said that the server was away, and that it was back."""
     away = Counter(record.service for record in events(caplog, "server.unavailable"))
@@ -96,7 +101,7 @@ async def test_a_worker_survives_the_absence_of_its_server_and_says_so_once(
         await eventually(lambda: seen == [1])
         proxy.away()
         await eventually(lambda: len(outages(caplog)[0]) == 3)
-        await asyncio.sleep(1.5)  # several attempts of each
+        await asyncio.sleep(0.8)  # several attempts of each
         await outside.produce("t", 2)
         proxy.back()
         await eventually(lambda: seen == [1, 2])
@@ -110,7 +115,7 @@ async def test_the_keeper_of_leases_says_once_that_it_cannot(
     make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(server) as proxy:
-        mq = make_queue(proxy.url, lease=3)
+        mq = make_queue(proxy.url, lease=0.9)
         running, finish = asyncio.Event(), asyncio.Event()
 
         @mq.handler("t")
@@ -123,7 +128,7 @@ async def test_the_keeper_of_leases_says_once_that_it_cannot(
         await running.wait()
         proxy.away()
         await eventually(lambda: events(caplog, "leases.not_extended"))
-        await asyncio.sleep(1.2)  # it tries again every half second
+        await asyncio.sleep(0.7)  # it tries again every 0.3 s
         assert len(events(caplog, "leases.not_extended")) == 1
         proxy.back()
         finish.set()
@@ -136,22 +141,21 @@ async def test_a_worker_goes_on_when_its_server_was_killed_and_started_again(
     binary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "mx_rmq")
-    with tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home:
-        with EmbeddedServer.open(Path(home), binary=binary) as first:
-            async with RedisMessageQueue(first.url, name="q", check="off", poll=0.5, grace=0) as mq:
-                seen = listen(mq)
-                await mq.pause("t")
-                await mq.start()
-                await mq.produce_many("t", range(100))
-                os.kill(first.pid, signal.SIGKILL)
-                await eventually(lambda: outages(caplog)[0])
-                producing = asyncio.create_task(mq.produce("t", 100))
-                with EmbeddedServer.open(Path(home), binary=binary):
-                    await producing
-                    await mq.resume("t")
-                    await eventually(lambda: len(seen) == 101)
-                    assert sorted(seen) == list(range(101))
-                    await drained(mq)
+    with tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home, open_in(home, binary) as first:
+        async with RedisMessageQueue(first.url, name="q", check="off", poll=0.5, grace=0) as mq:
+            seen = listen(mq)
+            await mq.pause("t")
+            await mq.start()
+            await mq.produce_many("t", range(100))
+            os.kill(first.pid, signal.SIGKILL)
+            await eventually(lambda: outages(caplog)[0])
+            producing = asyncio.create_task(mq.produce("t", 100))
+            with open_in(home, binary):
+                await producing
+                await mq.resume("t")
+                await eventually(lambda: len(seen) == 101)
+                assert sorted(seen) == list(range(101))
+                await drained(mq)
 
 
 async def test_connections_that_fall_silent_are_noticed_and_replaced(
@@ -189,7 +193,7 @@ async def test_a_network_that_stands_still_for_a_while_costs_nothing_but_time(
         await outside.produce_many("t", range(100))
         await eventually(lambda: len(seen) > 10)
         proxy.freeze()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.6)
         proxy.thaw()
         await drained(outside, within=30)
         assert set(seen) == set(range(100))

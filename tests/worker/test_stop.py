@@ -16,7 +16,7 @@ import pytest
 from mx_rmq import Context, RedisMessageQueue, Retry
 from tests.harness import read_key
 from tests.proxy import Proxy
-from tests.worker.helpers import drained, events, eventually, in_state, is_sound
+from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ async def test_each_lane_gets_its_own_back(make_queue: MakeQueue, redis: Redis) 
     await mq.start()
     for n in range(2):
         for lane in ("low", "normal", "high"):
-            await mq.produce("t", 1, message_id=f"{lane}{n}", priority=lane)  # type: ignore[arg-type]
+            await mq.produce("t", 1, message_id=f"{lane}{n}", priority=lane)
 
     async def all_held() -> bool:
         return (await mq.counts()).processing == 6
@@ -181,8 +181,9 @@ async def test_a_handler_that_swallows_its_cancellation_at_the_stop_does_not_han
 
 
 async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
-    make_queue: MakeQueue, caplog: pytest.LogCaptureFixture
+    make_queue: MakeQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mx_rmq.worker.worker._LAST_WORDS", 0.1)
     mq = make_queue(grace=0.05)
     running, finish = asyncio.Event(), asyncio.Event()
 
@@ -203,7 +204,10 @@ async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
     finish.set()
 
 
-async def test_a_function_that_hangs_in_a_c_call_does_not_hang_the_stop(make_queue: MakeQueue) -> None:
+async def test_a_function_that_hangs_in_a_c_call_does_not_hang_the_stop(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mx_rmq.worker.worker._LAST_WORDS", 0.1)
     mq = make_queue(grace=0.05)
     running, release = threading.Event(), threading.Event()
 
@@ -345,13 +349,14 @@ async def _names(mq: RedisMessageQueue) -> list[str]:
     return [worker.name for worker in await mq.workers()]
 
 
+@pytest.mark.usefixtures("watchful")
 @pytest.mark.parametrize("how", ["refuses", "is silent"])
 async def test_a_stop_while_the_server_is_away_does_not_hang(
     make_queue: MakeQueue, server: EmbeddedServer, how: str
 ) -> None:
     """The grace, and a few times the time after which a connection counts as dead."""
     with Proxy(server) as proxy:
-        mq = make_queue(proxy.url, grace=0.5, socket_timeout=0.3, patience=50, lease=1)
+        mq = make_queue(proxy.url, grace=0.3, socket_timeout=0.2, patience=50, lease=0.5)
         done: list[int] = []
         running, finish = asyncio.Event(), asyncio.Event()
 
@@ -376,14 +381,14 @@ async def test_a_stop_while_the_server_is_away_does_not_hang(
         finish.set()
         begun = time.monotonic()
         await mq.close()
-        assert time.monotonic() - begun < 0.5 + 5 * 0.3 + 2  # two for a slow machine
+        assert time.monotonic() - begun < 0.3 + 5 * 0.2 + 2  # two for a slow machine
         assert done == [1]
         if how == "refuses":
             proxy.back()
         else:
             proxy.thaw()
     assert not [task for task in asyncio.all_tasks() if "Batcher" in repr(task)]
-    other = make_queue(lease=1)
+    other = make_queue(lease=0.5)
     seen: list[Any] = []
 
     @other.handler("t")
@@ -455,6 +460,7 @@ async def a_program(url: str, *, grace: float, script: str = PROGRAM) -> AsyncIt
         await process.communicate()
 
 
+@ONE_SERVER
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_the_handler_finish_and_ends_the_program_well(
     mq: RedisMessageQueue, server: EmbeddedServer, number: signal.Signals
@@ -468,6 +474,7 @@ async def test_a_signal_lets_the_handler_finish_and_ends_the_program_well(
     assert (await mq.get("A1")).state == "gone"
 
 
+@ONE_SERVER
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_the_program_now(
     mq: RedisMessageQueue, server: EmbeddedServer, number: signal.Signals
@@ -486,6 +493,7 @@ async def test_a_second_signal_ends_the_program_now(
     assert facts.message.attempts == 0
 
 
+@ONE_SERVER
 async def test_a_signal_while_the_program_waits_for_its_server_ends_it_well(server: EmbeddedServer) -> None:
     script = PROGRAM.replace('check="off"', "patience=50").replace("run(mq)", "print(0, flush=True); run(mq)")
     with Proxy(server) as proxy:

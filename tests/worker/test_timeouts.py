@@ -92,11 +92,11 @@ async def test_a_handler_that_swallows_its_cancellation_has_timed_out_all_the_sa
             raise KeyError
 
     await mq.start()
-    for n in range(20):
+    for n in range(8):
         await mq.produce("t", n, message_id=f"A{n}")
-    for n in range(20):
+    for n in range(8):
         assert (await dead(mq, f"A{n}")).kind == "TimeoutError"
-    assert sorted(ended) == list(range(20))
+    assert sorted(ended) == list(range(8))
 
 
 async def test_a_cleanup_in_the_handler_may_wait_for_things(mq: RedisMessageQueue) -> None:
@@ -159,9 +159,9 @@ async def test_a_handler_may_extend_again_and_again_but_not_when_it_is_too_late(
 
     @mq.handler("t", timeout=0.2, retry=ONCE)
     async def on_t(payload: int, ctx: Context) -> None:
-        for n in range(5):
+        for n in range(4):
             await asyncio.sleep(0.1)
-            ctx.extend(0.3)
+            ctx.extend(0.2)
             extended.append(n)
         try:
             await asyncio.Event().wait()
@@ -174,7 +174,7 @@ async def test_a_handler_may_extend_again_and_again_but_not_when_it_is_too_late(
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
     assert (await dead(mq, "A1")).kind == "TimeoutError"
-    assert extended == [0, 1, 2, 3, 4]
+    assert extended == [0, 1, 2, 3]
     assert len(errors) == 1
 
 
