@@ -46,6 +46,7 @@ class Link:
         self._connecting = asyncio.Lock()
         self._wire: _Wire | None = None
         self._closed = 0
+        self._gone = False
 
     def execute_command(self, *args: Any) -> Awaitable[Any]:
         """Send one command; its reply is awaited, not the sending."""
@@ -54,6 +55,8 @@ class Link:
         return self._wire.send(args)
 
     async def _connect_and_send(self, args: tuple[Any, ...]) -> Any:
+        if self._gone:
+            raise ServerUnavailable("the connection was closed")
         closed = self._closed
         async with self._connecting:
             if self._wire is None or self._wire.lost:
@@ -82,9 +85,10 @@ class Link:
         writer, connection._writer, connection._reader = connection._writer, None, None
         return _Wire(writer, self._timeout)
 
-    async def close(self) -> None:
-        """Close the connection; a later command would open it again."""
+    async def close(self, *, for_good: bool = False) -> None:
+        """Close the connection; a later command opens it again, unless it is *for_good*."""
         self._closed += 1
+        self._gone = self._gone or for_good
         if self._wire is not None:
             self._wire.lose("closed")
 

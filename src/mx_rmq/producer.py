@@ -233,6 +233,13 @@ class Calls:
         return str(next(self._numbers))
 
 
+def refuse_one_id(options: Mapping[str, Any]) -> None:
+    """One id for many messages would leave all but the first unstored."""
+    if options.get("message_id") is not None:
+        check_name("message id", options["message_id"])
+        raise ConfigError("message_id names one message; produce them one by one to give each its own")
+
+
 def is_full(chunk: Sequence[NewMessage]) -> bool:
     """Whether a chunk of ``produce_many`` is large enough to be sent."""
     return len(chunk) == _CHUNK or len(chunk) * len(chunk[-1].body) > _CHUNK_BYTES

@@ -15,7 +15,7 @@ from mx_rmq.errors import ConfigError, NoHandler
 from mx_rmq.handlers import Handler
 from mx_rmq.keys import check_name
 from mx_rmq.operations import Operations
-from mx_rmq.producer import DEFAULT, Producer, Receipt, draft
+from mx_rmq.producer import DEFAULT, Producer, Receipt, draft, refuse_one_id
 from mx_rmq.reader import Reader
 from mx_rmq.resend import resend
 from mx_rmq.shard import Shard
@@ -129,6 +129,7 @@ class RedisMessageQueue(Operations):
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
         """
         check_name("topic", topic)
+        refuse_one_id(options)
         producer = await self._open_producer()
         if self._produce_middleware:
             return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]

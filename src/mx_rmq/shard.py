@@ -76,8 +76,8 @@ class Shard:
         return Store(commands, self.keys, max_bytes=self.store.max_bytes), commands
 
     async def close(self) -> None:
-        """Close the connection."""
-        await self.link.close()
+        """Close the connection for good: a handler that outlives its worker must not open it again."""
+        await self.link.close(for_good=True)
 
 
 class BlockingCommands:

@@ -12,7 +12,7 @@ from mx_rmq.blocking import run_blocking
 from mx_rmq.connect import Address
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.keys import Keys, check_name
-from mx_rmq.producer import Calls, Receipt, draft, is_full
+from mx_rmq.producer import Calls, Receipt, draft, is_full, refuse_one_id
 from mx_rmq.resend import Backoff
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
@@ -49,6 +49,7 @@ class SyncProducer:
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all."""
         check_name("topic", topic)
+        refuse_one_id(options)
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
         for payload in payloads:

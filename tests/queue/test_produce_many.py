@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import InvalidPayload, OutOfMemory, RedisMessageQueue, ServerUnavailable
+from mx_rmq import ConfigError, InvalidPayload, OutOfMemory, RedisMessageQueue, ServerUnavailable
 from mx_rmq.records import Stored
 from tests.harness import all_keys, command
 from tests.queue.helpers import PREFIX, complete, in_order
@@ -72,16 +72,6 @@ async def test_delayed_ones_are_delayed_all(queue: RedisMessageQueue, redis: Red
     assert before + 59 <= facts.due_at <= time.time() + 61
     assert facts.message is not None
     assert facts.message.priority == "high"
-
-
-async def test_the_same_id_inside_is_stored_once(queue: RedisMessageQueue, redis: Redis) -> None:
-    receipts = await queue.produce_many("t", range(1300), message_id="A1")
-    assert receipts == ["A1"] * 1300
-    assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 1299
-    assert await in_order(redis) == ["A1"]
-    facts = await queue.get("A1")
-    assert facts.message is not None
-    assert bytes(facts.message.payload) == b"0"
 
 
 async def test_an_error_in_the_iterable_leaves_whole_chunks_and_is_raised(
@@ -300,3 +290,12 @@ async def test_the_memory_of_calls_on_the_server_is_bounded(queue: RedisMessageQ
     assert 1 <= len(calls) <= 4
     for key in calls:
         assert 0 < await command(redis, "PTTL", key) <= 60_000
+
+
+async def test_one_id_for_many_messages_is_refused(queue: RedisMessageQueue, redis: Redis) -> None:
+    """All but the first would be duplicates, and silently not stored."""
+    with pytest.raises(ConfigError, match="message_id"):
+        await queue.produce_many("t", [1, 2], message_id="A1")
+    with pytest.raises(ConfigError, match="message_id"):
+        queue.sync.produce_many("t", [1, 2], message_id="A1")
+    assert await all_keys(redis) == []

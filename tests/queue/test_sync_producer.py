@@ -113,11 +113,6 @@ async def test_many_are_stored_in_order(producer: SyncProducer, redis: Redis, co
     assert await in_order(redis) == receipts
 
 
-async def test_the_same_id_inside_is_stored_once(producer: SyncProducer) -> None:
-    receipts = producer.produce_many("t", range(700), message_id="A1")
-    assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 699
-
-
 async def test_an_error_in_the_middle_leaves_whole_chunks(producer: SyncProducer, redis: Redis) -> None:
     with pytest.raises(InvalidPayload):
         producer.produce_many("t", [*range(1234), {1, 2}])

@@ -498,3 +498,14 @@ async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: tuple[
     with pytest.raises(ServerUnavailable):
         await link.execute_command("PING")
     gc.collect()
+
+
+async def test_a_link_closed_for_good_stays_closed(server: EmbeddedServer) -> None:
+    """Whoever still holds it gets an error, not a connection that nobody closes."""
+    link = Link(server.url, timeout=5)
+    assert await link.execute_command("PING") == b"PONG"
+    await link.close()
+    assert await link.execute_command("PING") == b"PONG"
+    await link.close(for_good=True)
+    with pytest.raises(ServerUnavailable, match="closed"):
+        await link.execute_command("PING")

@@ -120,6 +120,8 @@ class Runner:
         return None
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
+        if job not in job.shard.held:  # the worker has stopped, and gave it up
+            return
         settler = job.shard.settler
         match outcome:
             case Done():
