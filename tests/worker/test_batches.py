@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Context, Dead, RedisMessageQueue, Retry, RetryLater
-from tests.worker.helpers import dead, drained, eventually, in_state, is_sound, put_bytes, steal
+from tests.worker.helpers import ONE_SERVER, dead, drained, eventually, in_state, is_sound, put_bytes, steal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -52,6 +52,7 @@ async def test_a_batch_that_does_not_fill_runs_after_lingering(mq: RedisMessageQ
     assert batches == [[0, 1, 2, 3, 4]]
 
 
+@ONE_SERVER
 async def test_a_batch_lingers_from_its_own_first_message_on(mq: RedisMessageQueue) -> None:
     """What filled the batch before it does not cut its time short."""
     batches: list[list[int]] = []
@@ -263,6 +264,7 @@ async def test_a_batch_past_its_timeout_fails_as_a_whole(mq: RedisMessageQueue) 
         assert (await dead(mq, id_)).kind == "TimeoutError"
 
 
+@ONE_SERVER
 async def test_one_context_extends_the_time_of_all_the_batch(make_queue: MakeQueue) -> None:
     """And with it the leases of all, else the others would be delivered a second time."""
     mq = make_queue(lease=0.3)
@@ -284,6 +286,7 @@ async def test_one_context_extends_the_time_of_all_the_batch(make_queue: MakeQue
     assert (await mq.counts()).dead == 0
 
 
+@ONE_SERVER
 async def test_a_batch_longer_than_the_lease_runs_once(make_queue: MakeQueue) -> None:
     mq = make_queue(lease=0.2)
     calls: list[int] = []

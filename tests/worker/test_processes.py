@@ -97,35 +97,24 @@ async def exactly(mq: RedisMessageQueue, count: int) -> set[int]:
 
 
 @ONE_SERVER
-async def test_so_many_processes_share_the_work_and_end_well_on_a_signal(
+async def test_so_many_processes_share_the_work_a_killed_one_is_replaced_and_all_end_well(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with supervised(server, tmp_path, 2) as supervisor:
-        workers = await exactly(mq, 2)
+        first = await exactly(mq, 2)
+        killed = min(first)
+        os.kill(killed, signal.SIGKILL)
+        now = await exactly(mq, 3) - {killed}  # which is remembered for a while
+        assert len(now - first) == 1
         for n in range(2):
             await mq.produce("t", 0.3, message_id=f"A{n}")
         running = {int((await supervisor.says())[1]) for _ in range(2)}
-        assert running == workers
+        assert running == now
         os.kill(supervisor.pid, signal.SIGTERM)
         assert [await supervisor.says(), await supervisor.says()] == [["finished"], ["finished"]]
         assert await supervisor.code() == 0
-    assert await pids(mq) == set()
+    assert await pids(mq) == {killed}
     assert [(await mq.get(f"A{n}")).state for n in range(2)] == ["gone", "gone"]
-
-
-@ONE_SERVER
-async def test_a_killed_process_is_replaced(
-    mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
-) -> None:
-    async with supervised(server, tmp_path, 2) as supervisor:
-        workers = await exactly(mq, 2)
-        os.kill(min(workers), signal.SIGKILL)
-        newer = await exactly(mq, 3)  # the dead one is remembered for a while
-        assert workers < newer
-        for n in range(2):
-            await mq.produce("t", 600.0, message_id=f"A{n}")
-        running = {int((await supervisor.says())[1]) for _ in range(2)}
-        assert running == newer - {min(workers)}
 
 
 @ONE_SERVER
@@ -162,8 +151,8 @@ async def test_a_second_signal_does_not_wait_for_handlers(
 async def test_processes_whose_supervisor_was_killed_end_by_themselves(
     mq: RedisMessageQueue, server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    async with supervised(server, tmp_path, 2) as supervisor:
-        await exactly(mq, 2)
+    async with supervised(server, tmp_path, 1) as supervisor:
+        await exactly(mq, 1)
         os.kill(supervisor.pid, signal.SIGKILL)
         await eventually(lambda: _none(mq), within=30)
 

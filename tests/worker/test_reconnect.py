@@ -16,7 +16,7 @@ from mx_rmq import RedisMessageQueue
 from mx_rmq.embedded import EmbeddedServer
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
-from tests.worker.helpers import drained, events, eventually, is_sound
+from tests.worker.helpers import ONE_SERVER, drained, events, eventually, is_sound
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -84,6 +84,7 @@ async def test_no_message_is_lost_while_connections_are_killed_all_the_time(
     assert (counts.produced, counts.completed, counts.dead) == (200, 200, 0)
 
 
+@ONE_SERVER
 async def test_a_worker_survives_the_absence_of_its_server_and_says_so_once(
     make_queue: MakeQueue,
     server: EmbeddedServer,
@@ -111,6 +112,7 @@ async def test_a_worker_survives_the_absence_of_its_server_and_says_so_once(
         await mq.close()
 
 
+@ONE_SERVER
 async def test_the_keeper_of_leases_says_once_that_it_cannot(
     make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +160,7 @@ async def test_a_worker_goes_on_when_its_server_was_killed_and_started_again(
                 await drained(mq)
 
 
+@ONE_SERVER
 async def test_connections_that_fall_silent_are_noticed_and_replaced(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:
@@ -176,6 +179,7 @@ async def test_connections_that_fall_silent_are_noticed_and_replaced(
         await mq.close()
 
 
+@ONE_SERVER
 async def test_a_network_that_stands_still_for_a_while_costs_nothing_but_time(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:

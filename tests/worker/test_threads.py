@@ -12,7 +12,7 @@ import pytest
 
 from mx_rmq import Context, LeaseLost, RedisMessageQueue, Retry
 from mx_rmq.worker.threads import Ended, Threads
-from tests.worker.helpers import dead, drained, eventually, in_state
+from tests.worker.helpers import ONE_SERVER, dead, drained, eventually, in_state
 
 if TYPE_CHECKING:
     from tests.worker.helpers import MakeQueue
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ONCE = Retry(1)
 
 
+@ONE_SERVER
 async def test_a_plain_function_runs_exactly_once_per_message(mq: RedisMessageQueue) -> None:
     seen: list[int] = []
 
@@ -34,6 +35,7 @@ async def test_a_plain_function_runs_exactly_once_per_message(mq: RedisMessageQu
     assert (await mq.counts()).topics["t"].completed == 200
 
 
+@ONE_SERVER
 async def test_plain_functions_run_side_by_side_and_beside_the_loop(mq: RedisMessageQueue) -> None:
     """All eight meet at a barrier, while an async handler goes on."""
     meeting = threading.Barrier(8 + 1)
@@ -63,6 +65,7 @@ async def test_plain_functions_run_side_by_side_and_beside_the_loop(mq: RedisMes
     assert [(await mq.get(id_)).state for id_ in ids] == ["gone"] * 7
 
 
+@ONE_SERVER
 async def test_a_plain_function_has_a_context_too(mq: RedisMessageQueue) -> None:
     seen: list[Any] = []
 
@@ -78,6 +81,7 @@ async def test_a_plain_function_has_a_context_too(mq: RedisMessageQueue) -> None
     assert seen == [("A1", 1, True, False)]
 
 
+@ONE_SERVER
 async def test_context_variables_of_the_middleware_are_seen_in_the_thread(mq: RedisMessageQueue) -> None:
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace")
     seen: list[str] = []
@@ -96,6 +100,7 @@ async def test_context_variables_of_the_middleware_are_seen_in_the_thread(mq: Re
     await eventually(lambda: seen == ["A1"])
 
 
+@ONE_SERVER
 async def test_a_plain_function_past_its_timeout_is_ended_in_its_thread(mq: RedisMessageQueue) -> None:
     ended: list[BaseException] = []
 
@@ -117,6 +122,7 @@ async def test_a_plain_function_past_its_timeout_is_ended_in_its_thread(mq: Redi
     assert [type(error) for error in ended] == [Ended]
 
 
+@ONE_SERVER
 async def test_a_function_that_hangs_in_a_c_call_times_out_and_blocks_nobody(make_queue: MakeQueue) -> None:
     """It cannot be interrupted, but its message goes on, and so do the messages after it."""
     mq = make_queue(concurrency=2, lease=0.6)
@@ -145,6 +151,7 @@ async def test_a_function_that_hangs_in_a_c_call_times_out_and_blocks_nobody(mak
         release.set()
 
 
+@ONE_SERVER
 async def test_extend_in_a_thread_that_was_ended_is_too_late(mq: RedisMessageQueue) -> None:
     errors: list[BaseException] = []
 
@@ -165,6 +172,7 @@ async def test_extend_in_a_thread_that_was_ended_is_too_late(mq: RedisMessageQue
     assert len(errors) == 1
 
 
+@ONE_SERVER
 async def test_threads_are_used_again_and_end_with_the_worker(make_queue: MakeQueue) -> None:
     mq = make_queue(concurrency=2)
     names: set[int] = set()

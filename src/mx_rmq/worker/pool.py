@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _PACE_WINDOW = 0.01
 _PREFETCH_AHEAD = 0.03
+_MOST_AT_ONCE = 250
+"""Messages in one claim: enough to share its cost, few enough to arrive before the held ones are used up."""
 
 
 class TopicWork:
@@ -115,7 +117,7 @@ class Pool:
                 self._wake_one()
         if self._runs == 0:
             self.all_idle.set()
-        if not topic.ready or 2 * len(topic.ready) <= self._prefetch:
+        if not topic.ready or 4 * len(topic.ready) <= 3 * self._prefetch:
             for tell in self._room_listeners:
                 tell()
 
@@ -166,13 +168,13 @@ class Pool:
         self._room_listeners.append(tell)
 
     def room(self, topic: TopicWork) -> int:
-        """How many messages of a topic could be taken in; what is held beyond the next runs, by the half.
+        """How many messages of a topic could be taken in; what is held beyond the next runs, by the quarter.
 
         The ready jobs of other topics take up runs only as far as they are about to start. Those that
         wait for their batch to fill, or for their own topic's limit, must keep nobody else waiting.
         """
         ready, batch = len(topic.ready), topic.handler.batch
-        if batch == 1 and ready and 2 * (ready - topic.starting) > self._prefetch:
+        if batch == 1 and ready and 4 * (ready - topic.starting) > 3 * self._prefetch:
             return 0
         runs, spare = self.concurrency - self._runs, self._prefetch
         if self._ready > ready:
@@ -181,7 +183,7 @@ class Pool:
                     runs -= other.starting
                     spare -= max(0, len(other.ready) - other.starting * other.handler.batch)
         runs = max(0, min(runs, topic.limit - topic.runs))
-        return max(0, min(runs * batch + max(0, spare) - ready, 1000))
+        return max(0, min(runs * batch + max(0, spare) - ready, _MOST_AT_ONCE))
 
     def pace(self) -> None:
         """Set how many messages to hold ready: what was finished in the last moments.
@@ -192,5 +194,7 @@ class Pool:
         now = self._loop.time()
         passed = now - self._measured_at
         if passed >= _PACE_WINDOW:
-            self._prefetch = min(self._most_prefetch, int(self._finished / passed * _PREFETCH_AHEAD))
+            ahead = min(self._most_prefetch, int(self._finished / passed * _PREFETCH_AHEAD))
+            # It falls by halves only: a moment in which all waited for a claim says nothing of the pace.
+            self._prefetch = max(ahead, (self._prefetch + ahead) // 2)
             self._finished, self._measured_at = 0, now

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mx_rmq.worker")
 
-_TURNS = 32
-"""Runs after which a runner lets others have the loop, should its handlers never wait for anything."""
+_TURNS = 128
+"""Runs after which the runners together let others have the loop, should handlers never wait for anything:
+few enough for claims and settlements to leave while the next handlers run."""
 
 
 class Runner:
@@ -44,6 +45,7 @@ class Runner:
         self._worker = worker
         self._ending = ending
         self._loop = asyncio.get_running_loop()
+        self._turns = max(1, _TURNS // pool.concurrency)
         self._attempts = {
             topic: Attempt(work.handler, threads, middleware) for topic, work in pool.topics.items()
         }
@@ -73,7 +75,7 @@ class Runner:
             if task.cancelling():
                 await self._shake_off(task)
             turns += 1
-            if turns % _TURNS == 0:
+            if turns % self._turns == 0:
                 await asyncio.sleep(0)
 
     async def _shake_off(self, task: asyncio.Task[Any]) -> None:
