@@ -41,6 +41,26 @@ class Batcher(Generic[Item, Result]):
         self._items: list[Item] = []
         self._futures: list[asyncio.Future[Result] | None] = []
         self._sender: asyncio.Task[None] | None = None
+        self._leader: asyncio.Future[None] | None = None
+        self._alone = True
+        """Whether the last batch had one item and nobody waited behind it."""
+
+    async def call(self, item: Item) -> Result:
+        """The result of an item.
+
+        A caller who seems to be the only one sends by itself, which spares two turns of the event
+        loop; those who come meanwhile leave together in the next batch.
+        """
+        if not self._alone or not self.idle:
+            return await self.add(item)
+        self._leader = asyncio.get_running_loop().create_future()
+        try:
+            (result,) = await self._send([item])
+            return result
+        finally:
+            self._leader.set_result(None)
+            self._leader = None
+            self._begin()
 
     def add(self, item: Item) -> asyncio.Future[Result]:
         """Put an item into the next batch; the future is its result."""
@@ -55,18 +75,23 @@ class Batcher(Generic[Item, Result]):
     def _append(self, item: Item, future: asyncio.Future[Result] | None) -> None:
         self._items.append(item)
         self._futures.append(future)
-        if self._sender is None:
+        if self.idle:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._alone = len(self._items) < 2
+        if self._items:
             self._sender = asyncio.create_task(self._run())
 
     @property
     def idle(self) -> bool:
         """True if nothing is waiting or on the wire."""
-        return self._sender is None
+        return self._sender is None and self._leader is None
 
     async def drained(self) -> None:
         """Wait until nothing is waiting or on the wire."""
-        while self._sender is not None:
-            await asyncio.wait([self._sender])
+        while under_way := self._sender or self._leader:
+            await asyncio.wait([under_way])
 
     def cancel(self) -> None:
         """Give up what is waiting or on the wire."""
@@ -83,6 +108,7 @@ class Batcher(Generic[Item, Result]):
                 count = self._fill()
                 items, self._items = self._items[:count], self._items[count:]
                 futures, self._futures = self._futures[:count], self._futures[count:]
+                self._alone = count == 1
                 await self._deliver(items, futures)
         finally:
             self._sender = None

@@ -139,7 +139,7 @@ class Producer:
         """Store one message, together with others that are produced meanwhile."""
         shard = self.shard_of(message.id)
         check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
-        stored = await self._batcher(shard, topic, message.delay > 0).add(message)
+        stored = await self._batcher(shard, topic, message.delay > 0).call(message)
         return Receipt(message.id, stored)
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:

@@ -217,3 +217,50 @@ def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
 
     asyncio.run(main())
     assert sorted(seen) == ["cancelled 1", "cancelled 2"]
+
+
+async def test_a_lone_caller_sends_by_itself_and_those_behind_it_leave_together() -> None:
+    batches: list[list[int]] = []
+    gate = asyncio.Event()
+
+    async def send(items: Sequence[int]) -> list[int]:
+        batches.append(list(items))
+        await gate.wait()
+        return [item * 10 for item in items]
+
+    batcher: Batcher[int, int] = Batcher(send)
+    first = asyncio.create_task(batcher.call(1))
+    await asyncio.sleep(0)
+    assert batches == [[1]]
+    others = [asyncio.create_task(batcher.call(n)) for n in (2, 3, 4)]
+    await asyncio.sleep(0)
+    assert not batcher.idle
+    gate.set()
+    assert await asyncio.gather(first, *others) == [10, 20, 30, 40]
+    assert batches == [[1], [2, 3, 4]]
+    await batcher.drained()
+    assert batcher.idle
+
+
+async def test_a_lone_caller_that_fails_or_is_cancelled_leaves_the_way_free() -> None:
+    gate = asyncio.Event()
+
+    async def send(items: Sequence[int]) -> list[int]:
+        if items[0] == 0:
+            raise ValueError("no")
+        await gate.wait()
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(send)
+    with pytest.raises(ValueError, match="no"):
+        await batcher.call(0)
+    cancelled = asyncio.create_task(batcher.call(1))
+    await asyncio.sleep(0)
+    behind = asyncio.create_task(batcher.call(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    gate.set()
+    assert await behind == 2
+    assert cancelled.cancelled()
+    await batcher.drained()
+    assert await batcher.call(3) == 3
