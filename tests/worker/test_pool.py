@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import RedisMessageQueue
+from mx_rmq.worker.pool import Pool
 from tests.worker.helpers import drained, eventually, in_state
 
 if TYPE_CHECKING:
@@ -387,3 +388,19 @@ async def test_one_handler_per_topic_among_many_topics(make_queue: MakeQueue) ->
         await mq.produce_many(f"t{n}", [n] * 5)
     await eventually(lambda: len(seen) == 200)
     assert sorted(seen) == sorted(list(range(40)) * 5)
+
+
+async def test_a_pool_that_is_closed_starts_nothing_but_gives_everything_back() -> None:
+    mq = RedisMessageQueue("embedded://")
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None: ...
+
+    pool = Pool([on_t], 2, 10)
+    work = pool.topics["t"]
+    jobs: list[Any] = ["first", "second", "third"]
+    pool.offer(work, jobs[:2])
+    pool.close()
+    pool.offer(work, jobs[2:])
+    assert pool.take() is None
+    assert pool.drain() == jobs

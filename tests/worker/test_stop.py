@@ -203,6 +203,7 @@ async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
     assert len(events(caplog, "worker.handlers_ignore_stop")) == 1
     finish.set()
     await asyncio.sleep(0.05)  # what it says now reaches nobody
+    assert not _settling()
     await mq.open()
     assert (await mq.get("A1")).state == "processing"
 
@@ -348,6 +349,10 @@ async def test_a_worker_that_stopped_is_not_among_the_living(mq: RedisMessageQue
     assert await _names(mq) == []
 
 
+def _settling() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if "Batcher" in repr(task)]
+
+
 async def _names(mq: RedisMessageQueue) -> list[str]:
     return [worker.name for worker in await mq.workers()]
 
@@ -391,7 +396,7 @@ async def test_a_stop_while_the_server_is_away_does_not_hang(
             proxy.back()
         else:
             proxy.thaw()
-    assert not [task for task in asyncio.all_tasks() if "Batcher" in repr(task)]
+    assert not _settling()
     other = make_queue(lease=0.5)
     seen: list[Any] = []
 
