@@ -120,15 +120,19 @@ class Reader:
         return int(seconds) + int(us) / 1e6
 
     async def message(self, id_: str) -> Live | None:
-        """A live message, None if there is none."""
-        body, topic, kept = await self._read("HMGET", "payload", id_, f"{id_}:queue", f"{id_}:keep")
-        if body is None:
-            return None
-        due = await self._read("ZSCORE", "delay_tasks", id_)
-        deadline = await self._read("ZSCORE", "all_expire_monitor", id_)
+        """A live message, None if there is none.
+
+        Its body is read last, so that it is never older than the place the message was seen in.
+        """
+        (topic,) = await self._read("HMGET", "payload", f"{id_}:queue")
         lease = None
         if topic is not None:
             lease = await self._command("HGET", self._keys.of_topic(_text(topic), "processing"), id_)
+        due = await self._read("ZSCORE", "delay_tasks", id_)
+        deadline = await self._read("ZSCORE", "all_expire_monitor", id_)
+        body, kept = await self._read("HMGET", "payload", id_, f"{id_}:keep")
+        if body is None:
+            return None
         return Live(
             body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
         )

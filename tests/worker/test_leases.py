@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Context, RedisMessageQueue, Retry
+from mx_rmq import Context, Retry
 from mx_rmq.blocking import run_blocking
 from mx_rmq.keys import Keys
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
 from tests.harness import read_state
-from tests.worker.helpers import drained, events, eventually, in_state, steal
+from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, steal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,6 +88,7 @@ async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
     assert (ran, taken) == ([1], [])
 
 
+@ONE_SERVER
 async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, server: EmbeddedServer) -> None:
     mq = make_queue(lease=0.2)
     ran: list[list[int]] = []
@@ -165,6 +167,7 @@ async def test_whatever_a_handler_does_after_its_lease_is_lost_changes_nothing(
     assert (record.topic, record.id) == ("t", "A1")
 
 
+@ONE_SERVER
 async def test_a_handler_can_wait_for_the_loss_of_its_lease(make_queue: MakeQueue, redis: Redis) -> None:
     mq = make_queue(lease=0.2)
     seen: list[str] = []
@@ -183,6 +186,7 @@ async def test_a_handler_can_wait_for_the_loss_of_its_lease(make_queue: MakeQueu
     await eventually(lambda: seen == ["lost"])
 
 
+@ONE_SERVER
 async def test_a_plain_function_whose_lease_is_lost_is_ended_in_its_thread(
     make_queue: MakeQueue, redis: Redis
 ) -> None:
@@ -206,6 +210,7 @@ async def test_a_plain_function_whose_lease_is_lost_is_ended_in_its_thread(
     assert (await mq.get("A1")).holder == "thief"
 
 
+@ONE_SERVER
 async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueue, redis: Redis) -> None:
     mq = make_queue(lease=0.2)
     ran: list[list[int]] = []
@@ -225,6 +230,7 @@ async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueu
     assert (await mq.get("A1")).holder == "thief"
 
 
+@ONE_SERVER
 async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
     make_queue: MakeQueue, redis: Redis, server: EmbeddedServer
 ) -> None:
@@ -252,32 +258,44 @@ async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
     finish.set()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what it left open
+FORGETFUL = """
+import asyncio, sys, threading, time
+from mx_rmq import RedisMessageQueue
+
+async def main():
+    mq = RedisMessageQueue(sys.argv[1], name="q", check="off", lease=0.2)
+    running = asyncio.Event()
+
+    @mq.handler("t")
+    async def on_t(payload):
+        running.set()
+        await asyncio.Event().wait()
+
+    await mq.produce("t", 1, message_id="A1")
+    mq.start()
+    await running.wait()
+    raise ZeroDivisionError
+
+try:
+    asyncio.run(main())
+except ZeroDivisionError:
+    print("crashed", flush=True)
+until = time.monotonic() + 15
+while "mx-rmq-leases" in [thread.name for thread in threading.enumerate()] and time.monotonic() < until:
+    time.sleep(0.01)
+print([thread.name for thread in threading.enumerate()], flush=True)
+sys.stdin.read()
+"""
+
+
 async def test_the_leases_of_a_loop_that_ended_without_a_stop_run_out(
     server: EmbeddedServer, redis: Redis
 ) -> None:
-    """Its thread keeps nothing alive that nobody works on."""
-
-    def crash() -> None:
-        async def main() -> None:
-            mq = RedisMessageQueue(server.url, name="q", check="off", lease=0.2)
-            running = asyncio.Event()
-
-            @mq.handler("t")
-            async def on_t(payload: int) -> None:
-                running.set()
-                await asyncio.Event().wait()
-
-            await mq.produce("t", 1, message_id="A1")
-            mq.start()
-            await running.wait()
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            asyncio.run(main())
-
-    await asyncio.wait_for(asyncio.to_thread(crash), 15)
-    with another_monitor(server) as taken:
-        await eventually(lambda: taken == ["A1"])
-    await eventually(lambda: "mx-rmq-leases" not in [thread.name for thread in threading.enumerate()])
-    gc.collect()
+    """Its process goes on, but its thread keeps nothing alive that nobody works on."""
+    command = [sys.executable, "-c", FORGETFUL, server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"crashed\n"
+        with another_monitor(server) as taken:
+            await eventually(lambda: taken == ["A1"])
+        assert await asyncio.to_thread(process.stdout.readline) == b"['MainThread']\n"
