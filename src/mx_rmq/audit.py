@@ -170,14 +170,27 @@ class _Audit:
         if not unseen:
             return
         still = [s for s, v in await self._look(unseen) if v.place == "pending"]
+        before = await self._kept(still)
         listed = await self._listed(sorted({*topics, *await self._topics()}), usable)
+        again = await self._look(still)
+        after = await self._kept(still)  # another count of leases: it was claimed and released meanwhile
         stray = [
             suspect._replace(listed=False)
-            for suspect, verdict in await self._look(still)
-            if verdict.place == "pending" and suspect.id.encode() not in listed.get(verdict.topic, ())
+            for (suspect, verdict), one, other in zip(again, before, after, strict=True)
+            if verdict.place == "pending"
+            and one == other
+            and suspect.id.encode() not in listed.get(verdict.topic, ())
         ]
         for start in range(0, len(stray), CHUNK):
             await self._judge(stray[start : start + CHUNK])
+
+    async def _kept(self, suspects: list[Suspect]) -> list[Any]:
+        """How often each message was leased when it was last pending."""
+        kept: list[Any] = []
+        for start in range(0, len(suspects), CHUNK):
+            fields = [f"{suspect.id}:keep" for suspect in suspects[start : start + CHUNK]]
+            kept += await self._command("HMGET", self._keys.of_queue("payload"), *fields)
+        return kept
 
     async def _check_places(self, topics: Iterable[str], usable: set[str]) -> None:
         """Judge what stands in a place; messages with a body have been judged, the others are strays."""
