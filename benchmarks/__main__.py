@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from rich.console import Console
 
-from benchmarks.bench import steady_cores
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
 from benchmarks.latency import latency
@@ -59,8 +58,7 @@ def main() -> int:
     if options.rounds < 1 or not 0 < options.scale <= 1:
         parser.error("--rounds wants at least 1, --scale more than 0 and at most 1")
     progress = Console(stderr=True)
-    with steady_cores():
-        rows = asyncio.run(run(options.what or list(measures(1)), options.scale, options.rounds, progress))
+    rows = asyncio.run(run(options.what or list(measures(1)), options.scale, options.rounds, progress))
     if options.json:
         print(as_json(rows))
     else:

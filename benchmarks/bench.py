@@ -24,6 +24,9 @@ PAYLOAD = {"order_id": "A-100", "amount": 99.5, "items": [1, 2, 3], "note": "x" 
 
 BATCH = 100
 
+WORKER = f"host.4711.{new_id()}"
+"""A name such as workers have."""
+
 _SPINNER = """
 import os, select, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -37,7 +40,9 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 def steady_cores() -> Iterator[None]:
     """Keep the cores awake with processes that run only when nothing else does.
 
-    On a virtual machine, waking a halted core costs more than a round trip to the server.
+    On a virtual machine, waking a halted core costs more than a round trip to the server. For
+    throughput only: now and then such a process is not preempted at once, which is nothing to a mean
+    and everything to a p99.
     """
     spinners = []
     if hasattr(os, "SCHED_IDLE"):

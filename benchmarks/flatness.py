@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-from benchmarks.bench import BATCH, Bench, batches, fill, fresh
+from benchmarks.bench import BATCH, WORKER, Bench, batches, fill, fresh
 from benchmarks.rows import Row
 from mx_rmq.message import Death, encode_death
 from mx_rmq.records import Replay
@@ -66,14 +66,14 @@ async def cost(
 async def pass_through(store: Store) -> None:
     (batch,) = batches(BATCH)
     await store.produce("orders", batch)
-    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    claim = await store.claim("orders", BATCH, lease=600, holder=WORKER)
     await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])
 
 
 async def hold(store: Store, size: int) -> None:
     await fill(store, size)
     for _ in range(0, size, BATCH):
-        await store.claim("orders", BATCH, lease=600, holder="holder")
+        await store.claim("orders", BATCH, lease=600, holder=WORKER)
 
 
 async def delay(store: Store, size: int) -> None:
@@ -85,22 +85,22 @@ async def promote(store: Store) -> None:
     (batch,) = batches(BATCH, delay=0.0)
     await store.produce_delayed("orders", batch)
     await store.promote()
-    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    claim = await store.claim("orders", BATCH, lease=600, holder=WORKER)
     await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])
 
 
 async def bury(store: Store, size: int) -> None:
     await fill(store, size)
     for _ in range(0, size, BATCH):
-        claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+        claim = await store.claim("orders", BATCH, lease=600, holder=WORKER)
         await store.move_to_dlq("orders", [(delivery, b"", ERROR) for delivery in claim.deliveries])
 
 
 async def die_and_return(store: Store) -> None:
     (batch,) = batches(BATCH)
     await store.produce("orders", batch)
-    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    claim = await store.claim("orders", BATCH, lease=600, holder=WORKER)
     await store.move_to_dlq("orders", [(delivery, b"", ERROR) for delivery in claim.deliveries])
     await store.replay([Replay(message.id, ttl=600.0) for message in batch])
-    claim = await store.claim("orders", BATCH, lease=600, holder="bench")
+    claim = await store.claim("orders", BATCH, lease=600, holder=WORKER)
     await store.complete("orders", [(delivery, 0.0) for delivery in claim.deliveries])

@@ -1,4 +1,4 @@
-"""Group commit: calls that arrive while one is on the wire leave together in the next.
+"""Group commit: what arrives while a call is on the wire leaves together in the next.
 
 Knows nothing of Redis. No timers and no added latency: the first call leaves at once.
 """
@@ -6,21 +6,25 @@ Knows nothing of Redis. No timers and no added latency: the first call leaves at
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Send = Callable[[Sequence[Item]], Awaitable[Sequence[Result]]]
+
+_LEAST = 16
+"""Items that leave together, should they be there: below that a call costs more than it carries."""
 
 
 class Batcher(Generic[Item, Result]):
-    """Sends items in batches, one batch at a time, and gives each its own result.
+    """Sends items in batches and gives each its own result.
 
     Args:
-        send: takes a batch and returns one result per item, in order. If it raises, every item of
-            that batch gets the error.
+        senders: each takes a batch and returns one result per item, in order; if it raises, every
+            item of that batch gets the error. One has one batch on the wire at a time. With two,
+            the answers to one batch are handed out while the server works on the other.
         most: items per batch.
         weigh: what an item weighs, if batches are bounded by weight too.
         most_weight: the weight at which a batch is full; a heavier item goes alone.
@@ -28,43 +32,46 @@ class Batcher(Generic[Item, Result]):
 
     def __init__(
         self,
-        send: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
-        *,
+        *senders: Send[Item, Result],
         most: int = 1000,
         weigh: Callable[[Item], int] | None = None,
         most_weight: int = 4 * 1024 * 1024,
     ) -> None:
-        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._senders = len(senders)
+        self._free = list(senders)
         self._most = most
         self._weigh = weigh
         self._most_weight = most_weight
         self._items: list[Item] = []
         self._futures: list[asyncio.Future[Result] | None] = []
-        self._sender: asyncio.Task[None] | None = None
-        self._leader: asyncio.Future[None] | None = None
+        self._on_the_wire = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self._alone = True
         """Whether the last batch had one item and nobody waited behind it."""
 
-    async def call(self, item: Item) -> Result:
+    def call(self, item: Item) -> Awaitable[Result]:
         """The result of an item.
 
         A caller who seems to be the only one sends by itself, which spares two turns of the event
         loop; those who come meanwhile leave together in the next batch.
         """
-        if not self._alone or not self.idle:
-            return await self.add(item)
-        self._leader = asyncio.get_running_loop().create_future()
+        return self._lead(item) if self._alone and self.idle else self.add(item)
+
+    async def _lead(self, item: Item) -> Result:
+        send = self._take_sender()
         try:
-            (result,) = await self._send([item])
+            (result,) = await send([item])
             return result
         finally:
-            self._leader.set_result(None)
-            self._leader = None
-            self._begin()
+            self._alone = len(self._items) < 2
+            self._free_sender(send)
 
     def add(self, item: Item) -> asyncio.Future[Result]:
         """Put an item into the next batch; the future is its result."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result] = self._loop.create_future()
         self._append(item, future)
         return future
 
@@ -75,23 +82,17 @@ class Batcher(Generic[Item, Result]):
     def _append(self, item: Item, future: asyncio.Future[Result] | None) -> None:
         self._items.append(item)
         self._futures.append(future)
-        if self.idle:
+        if self._free:
             self._begin()
-
-    def _begin(self) -> None:
-        self._alone = len(self._items) < 2
-        if self._items:
-            self._sender = asyncio.create_task(self._run())
 
     @property
     def idle(self) -> bool:
         """True if nothing is waiting or on the wire."""
-        return self._sender is None and self._leader is None
+        return len(self._free) == self._senders
 
     async def drained(self) -> None:
         """Wait until nothing is waiting or on the wire."""
-        while under_way := self._sender or self._leader:
-            await asyncio.wait([under_way])
+        await self._at_rest.wait()
 
     def cancel(self) -> None:
         """Give up what is waiting or on the wire."""
@@ -99,23 +100,52 @@ class Batcher(Generic[Item, Result]):
             if future is not None:
                 future.cancel()
         self._items, self._futures = [], []
-        if self._sender is not None:
-            self._sender.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    async def _run(self) -> None:
-        try:
-            while self._items:
-                count = self._fill()
-                items, self._items = self._items[:count], self._items[count:]
-                futures, self._futures = self._futures[:count], self._futures[count:]
-                self._alone = count == 1
-                await self._deliver(items, futures)
-        finally:
-            self._sender = None
+    # -- who sends
+
+    def _take_sender(self) -> Send[Item, Result]:
+        self._at_rest.clear()
+        return self._free.pop()
+
+    def _free_sender(self, send: Send[Item, Result]) -> None:
+        self._free.append(send)
+        if self._items:
+            self._begin()
+        elif self.idle:
+            self._at_rest.set()
+
+    def _begin(self) -> None:
+        send = self._take_sender()
+        task = asyncio.create_task(self._run(send))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, send))
+
+    def _ended(self, send: Send[Item, Result], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # the program ends, or ``cancel`` was called
+            self.cancel()
+        self._free_sender(send)
+
+    # -- what leaves
+
+    async def _run(self, send: Send[Item, Result]) -> None:
+        while self._items:
+            count = self._fill()
+            items, self._items = self._items[:count], self._items[count:]
+            futures, self._futures = self._futures[:count], self._futures[count:]
+            self._alone = count == 1
+            self._on_the_wire += count
+            try:
+                await self._deliver(send, items, futures)
+            finally:
+                self._on_the_wire -= count
 
     def _fill(self) -> int:
-        """How many items the next batch takes."""
-        count = min(len(self._items), self._most)
+        """How many items the next batch takes: its share, so that no sender waits for a full one."""
+        share = -(-(len(self._items) + self._on_the_wire) // self._senders)
+        count = min(len(self._items), self._most, max(share, _LEAST))
         if self._weigh is not None:
             weight = 0
             for n in range(count):
@@ -124,9 +154,11 @@ class Batcher(Generic[Item, Result]):
                     return max(n, 1)
         return count
 
-    async def _deliver(self, items: list[Item], futures: list[asyncio.Future[Result] | None]) -> None:
+    async def _deliver(
+        self, send: Send[Item, Result], items: list[Item], futures: list[asyncio.Future[Result] | None]
+    ) -> None:
         try:
-            results = await self._send(items)
+            results = await send(items)
             if len(results) != len(items):
                 raise ValueError(f"{len(results)} results for {len(items)} items")
         except asyncio.CancelledError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from itertools import product
-from secrets import randbits
 from threading import Lock
 from typing import Final
 
@@ -21,10 +21,10 @@ class IdMaker:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._millisecond = -1
-        self._prefix = ""
         self._number = 0
+        self._head = ""
+        self.forget()
 
     def __call__(self) -> str:
         """Make one."""
@@ -32,20 +32,24 @@ class IdMaker:
         with self._lock:
             if millisecond > self._millisecond:
                 self._millisecond = millisecond
-                self._prefix = "".join(_PAIRS[millisecond >> shift & 1023] for shift in (40, 30, 20, 10, 0))
-                self._number = randbits(59)
+                self._number = self._dice.getrandbits(59)
+                self._head = self._first_characters()
             else:
                 # Also while the clock steps back: order within the maker comes first.
                 self._number += 1
-            prefix, n = self._prefix, self._number
-        return (  # in one expression, because every message passes here
-            f"{prefix}{_PAIRS[n >> 50]}{_PAIRS[n >> 40 & 1023]}{_PAIRS[n >> 30 & 1023]}"
-            f"{_PAIRS[n >> 20 & 1023]}{_PAIRS[n >> 10 & 1023]}{_PAIRS[n & 1023]}"
-        )
+                if not self._number & 0xFFFFF:
+                    self._head = self._first_characters()
+            return self._head + _PAIRS[self._number >> 10 & 1023] + _PAIRS[self._number & 1023]
+
+    def _first_characters(self) -> str:
+        """All but the last four, which few ids have to themselves."""
+        bits = self._millisecond << 40 | self._number >> 20
+        return "".join([_PAIRS[bits >> shift & 1023] for shift in (80, 70, 60, 50, 40, 30, 20, 10, 0)])
 
     def forget(self) -> None:
         """Start afresh; a forked child must not go on counting where its parent does."""
         self._lock = Lock()  # a thread of the parent may have held it
+        self._dice = random.Random()  # noqa: S311 - seeded by the system; ids are unique, not secret
         self._millisecond = -1
 
 

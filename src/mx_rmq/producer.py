@@ -42,17 +42,15 @@ _MOST_BATCHERS: Final = 1000
 class Receipt(str):
     """The id of a message, which knows whether it was stored now or had been there before."""
 
-    __slots__ = ("stored",)
-    stored: Stored
+    stored: Stored = Stored.STORED
 
-    def __new__(cls, id_: str, stored: Stored) -> Receipt:
+    @classmethod
+    def of(cls, id_: str, stored: Stored) -> Receipt:
         """A receipt for a message id."""
-        receipt = super().__new__(cls, id_)
-        receipt.stored = stored
+        receipt = cls(id_)
+        if stored is not Stored.STORED:
+            receipt.stored = stored
         return receipt
-
-    def __getnewargs__(self) -> tuple[str, Stored]:  # type: ignore[override]
-        return str(self), self.stored  # for copies and pickles
 
     @property
     def duplicate(self) -> bool:
@@ -103,7 +101,7 @@ def draft(
         payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
         priority=priority,
         headers=dict(headers) if headers else {},
-        created_at=round(time.time(), 3),
+        created_at=time.time_ns() // 1_000_000 / 1000,
         ttl=lifetime,
         dedup_for=dedup_for or None,
     )
@@ -137,10 +135,10 @@ class Producer:
 
     async def produce(self, topic: str, message: NewMessage) -> Receipt:
         """Store one message, together with others that are produced meanwhile."""
-        shard = self.shard_of(message.id)
         check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
-        stored = await self._batcher(shard, topic, message.delay > 0).call(message)
-        return Receipt(message.id, stored)
+        key = self.shard_of(message.id), topic, message.delay > 0
+        batcher = self._batchers.get(key) or self._new_batcher(*key)
+        return Receipt.of(message.id, await batcher.call(message))
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all.
@@ -196,15 +194,12 @@ class Producer:
         task.add_done_callback(self._chunks.discard)
         return task
 
-    def _batcher(self, shard: Shard, topic: str, delayed: bool) -> Batcher[NewMessage, Stored]:
-        key = (shard, topic, delayed)
-        batcher = self._batchers.get(key)
-        if batcher is None:
-            check_name("topic", topic)
-            if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
-                self._batchers = {k: b for k, b in self._batchers.items() if not b.idle}
-            send = partial(self._send, shard, topic, delayed, self._calls.name())
-            batcher = self._batchers[key] = Batcher(send, weigh=_weight)
+    def _new_batcher(self, shard: Shard, topic: str, delayed: bool) -> Batcher[NewMessage, Stored]:
+        check_name("topic", topic)
+        if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
+            self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
+        senders = [partial(self._send, shard, topic, delayed, self._calls.name()) for _ in range(2)]
+        batcher = self._batchers[shard, topic, delayed] = Batcher(*senders, weigh=_weight)
         return batcher
 
     async def _send(
@@ -253,4 +248,4 @@ async def _collect(
     chunk: list[NewMessage], task: asyncio.Task[Sequence[Stored]], receipts: list[Receipt]
 ) -> None:
     stored = await task
-    receipts += [Receipt(message.id, status) for message, status in zip(chunk, stored, strict=True)]
+    receipts += [Receipt.of(message.id, status) for message, status in zip(chunk, stored, strict=True)]

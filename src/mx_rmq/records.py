@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+import msgspec
+
 from mx_rmq.keys import Lane
 
 
@@ -45,7 +47,7 @@ class Cancelled(IntEnum):
     POISONED = -3
 
 
-class NewMessage(NamedTuple):
+class NewMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to store: where it goes, how long it lives (seconds; None for ever), its bytes."""
 
     id: str

@@ -38,13 +38,14 @@ async def resend(call: Callable[[], Awaitable[R]], *, patience: float) -> R:
 
     Only for calls that may be sent twice (I5).
     """
-    backoff = Backoff()
-    deadline = asyncio.get_running_loop().time() + patience
+    time = asyncio.get_running_loop().time
+    backoff, began = None, time()
     while True:
         try:
             return await call()
         except ServerUnavailable as error:
+            backoff = backoff or Backoff()
             wait = backoff.wait()
-            if asyncio.get_running_loop().time() + wait > deadline:
+            if time() + wait > began + patience:
                 raise ServerUnavailable(f"{error}; gave up after {patience:g} s") from error
             await asyncio.sleep(wait)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
-from mx_rmq.keys import check_name
+from mx_rmq.keys import check_name, check_names
 from mx_rmq.records import (
     Cancelled,
     Claim,
@@ -280,8 +280,8 @@ class Store:
         if call:  # the memory of a call is read word by word, and is nobody else's
             check_name("producer", producer)
             check_name("call", call)
+        check_names("message id", [message.id for message in messages])
         for message in messages:
-            check_name("message id", message.id)
             check_size(topic, message, self.max_bytes)
 
 

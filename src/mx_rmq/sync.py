@@ -82,7 +82,7 @@ class SyncProducer:
         for number, own in places.items():
             statuses = self._resend(stores[number][0], topic, [messages[place] for place in own])
             for place, status in zip(own, statuses, strict=True):
-                receipts[place] = Receipt(messages[place].id, status)
+                receipts[place] = Receipt.of(messages[place].id, status)
         return [receipts[place] for place in range(len(messages))]
 
     def _resend(self, store: Store, topic: str, messages: Sequence[NewMessage]) -> list[Stored]:

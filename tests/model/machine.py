@@ -6,6 +6,7 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+import msgspec
 from redis import Redis
 
 from mx_rmq.errors import OutOfMemory, StoreError
@@ -320,7 +321,7 @@ class Machine:
                 await self.stir(topic)
             case Refused(topic, spec, delayed):
                 good = self.message(spec)
-                bad = good._replace(id=IDS[-1], lane=cast("Lane", "urgent"))
+                bad = msgspec.structs.replace(good, id=IDS[-1], lane=cast("Lane", "urgent"))
                 produce = self.store.produce_delayed if delayed else self.store.produce
                 try:
                     answer = await produce(topic, [good, bad])

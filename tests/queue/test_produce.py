@@ -255,7 +255,7 @@ async def test_concurrent_produces_of_one_id_store_once(
 
 
 def test_a_receipt_is_a_string_that_survives_a_copy_and_a_pickle() -> None:
-    receipt = Receipt("A1", Stored.LIVE)
+    receipt = Receipt.of("A1", Stored.LIVE)
     for same in (copy.copy(receipt), copy.deepcopy(receipt), pickle.loads(pickle.dumps(receipt))):
         assert same == "A1"
         assert same.stored is Stored.LIVE

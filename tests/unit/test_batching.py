@@ -229,10 +229,10 @@ async def test_a_lone_caller_sends_by_itself_and_those_behind_it_leave_together(
         return [item * 10 for item in items]
 
     batcher: Batcher[int, int] = Batcher(send)
-    first = asyncio.create_task(batcher.call(1))
+    first = asyncio.ensure_future(batcher.call(1))
     await asyncio.sleep(0)
     assert batches == [[1]]
-    others = [asyncio.create_task(batcher.call(n)) for n in (2, 3, 4)]
+    others = [asyncio.ensure_future(batcher.call(n)) for n in (2, 3, 4)]
     await asyncio.sleep(0)
     assert not batcher.idle
     gate.set()
@@ -254,9 +254,9 @@ async def test_a_lone_caller_that_fails_or_is_cancelled_leaves_the_way_free() ->
     batcher: Batcher[int, int] = Batcher(send)
     with pytest.raises(ValueError, match="no"):
         await batcher.call(0)
-    cancelled = asyncio.create_task(batcher.call(1))
+    cancelled = asyncio.ensure_future(batcher.call(1))
     await asyncio.sleep(0)
-    behind = asyncio.create_task(batcher.call(2))
+    behind = asyncio.ensure_future(batcher.call(2))
     await asyncio.sleep(0)
     cancelled.cancel()
     gate.set()
@@ -264,3 +264,54 @@ async def test_a_lone_caller_that_fails_or_is_cancelled_leaves_the_way_free() ->
     assert cancelled.cancelled()
     await batcher.drained()
     assert await batcher.call(3) == 3
+
+
+async def test_with_two_senders_each_carries_half_of_what_is_under_way(wire: Wire) -> None:
+    batcher = Batcher(wire.send, wire.send)
+    futures = [batcher.add(n) for n in range(100)]
+    assert await wire.carried(2) == [list(range(50)), list(range(50, 100))]
+    later = [batcher.add(n) for n in range(100, 150)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(wire.batches) == 2
+    for _ in range(5):
+        wire.answer()
+    assert await asyncio.gather(*futures, *later) == [f"r{n}" for n in range(150)]
+    assert wire.batches[2] == list(range(100, 150)), "50 waited beside 50 on the wire"
+    await batcher.drained()
+    assert batcher.idle
+
+
+async def test_few_items_are_not_spread_over_two_senders(wire: Wire) -> None:
+    batcher = Batcher(wire.send, wire.send)
+    for n in range(16):
+        batcher.put(n)
+    wire.answer()
+    await batcher.drained()
+    assert wire.batches == [list(range(16))]
+
+
+async def test_what_is_given_up_leaves_both_senders_free(wire: Wire) -> None:
+    batcher = Batcher(wire.send, wire.send)
+    futures = [batcher.add(n) for n in range(40)]
+    await wire.carried(2)
+    futures += [batcher.add(n) for n in range(40, 60)]
+    batcher.cancel()
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert {type(result) for result in results} == {asyncio.CancelledError}
+    await batcher.drained()
+    wire.answer()
+    assert await batcher.add(7) == "r7"
+
+
+async def test_a_sender_cancelled_before_it_began_leaves_nobody_waiting(wire: Wire) -> None:
+    """As ``asyncio.run`` does to a task made in its last moment."""
+    batcher = Batcher(wire.send)
+    future = batcher.add(1)
+    batcher.cancel()
+    await asyncio.gather(future, return_exceptions=True)
+    assert future.cancelled()
+    async with asyncio.timeout(5):
+        await batcher.drained()
+    assert wire.batches == []
+    assert batcher.idle

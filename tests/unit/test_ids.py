@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -55,7 +56,7 @@ def test_the_number_behind_the_millisecond_does_not_run_over(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it starts, it can count for longer than a millisecond lasts."""
-    monkeypatch.setattr(ids, "randbits", lambda bits: 2**bits - 1)
+    monkeypatch.setattr(random.Random, "getrandbits", lambda self, bits: 2**bits - 1)
     make = IdMaker()
     made = [make() for _ in range(20_000)]
     time.ns += 1_000_000

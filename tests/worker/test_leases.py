@@ -104,6 +104,23 @@ async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, ser
     assert (ran, taken) == ([[1, 2, 3]], [])
 
 
+async def test_leases_are_not_kept_in_a_packed_list(make_queue: MakeQueue, redis: Redis) -> None:
+    """The server would search it from its start for each, up to 512 leases long."""
+    mq = make_queue(worker="laptop")
+    gate = asyncio.Event()
+
+    @mq.handler("t")
+    async def waits(payload: str) -> None:
+        await gate.wait()
+
+    await mq.produce("t", "x", message_id="A1")
+    await mq.start()
+    await in_state(mq, "A1", "processing")
+    encoding = await redis.object("encoding", Keys("q").of_topic("t", "processing"))
+    assert encoding == b"hashtable"
+    gate.set()
+
+
 async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
     make_queue: MakeQueue, server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,7 +51,9 @@ class Worker:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
         self._config = config
         # Made here, not in the configuration, which forked processes share: a lease names its one holder.
-        self.name = f"{config.worker}.{os.getpid()}.{new_id()[-6:]}"
+        # Long, so that a lease has more than 64 bytes: below that the server would keep a few hundred of
+        # them in one packed list, and search it from its start for each.
+        self.name = f"{config.worker}.{os.getpid()}.{new_id()}"
         self._shards = shards
         self._pool = Pool(handlers, config.concurrency, config.prefetch)
         # A third of the lease, so that a timeout is settled before the lease has run out.
