@@ -55,7 +55,7 @@ async def cost(
     for _ in range(rounds):
         await cycle(bench.store)
     costs = []
-    for _ in range(4):
+    for _ in range(8):
         before = await bench.cpu()
         for _ in range(rounds):
             await cycle(bench.store)

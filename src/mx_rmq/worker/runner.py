@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mx_rmq.worker")
 
-_TURNS = 128
+_TURNS = 64
 """Runs after which the runners together let others have the loop, should handlers never wait for anything:
 few enough for claims and settlements to leave while the next handlers run."""
 
