@@ -16,6 +16,9 @@ _PACE_WINDOW = 0.01
 _PREFETCH_AHEAD = 0.03
 _MOST_AT_ONCE = 250
 """Messages in one claim: enough to share its cost, few enough to arrive before the held ones are used up."""
+_MOST_WAKING = 4
+"""Runners woken at a time; each that finds more to do than itself can wakes others. If handlers wait for
+nothing a few runners do it all, and waking the others would cost more than the handlers."""
 
 
 class TopicWork:
@@ -63,6 +66,7 @@ class Pool:
         self._closed = False
         self._line: deque[TopicWork] = deque()
         self._idle: list[asyncio.Future[None]] = []
+        self._waking = 0
         self._ready = 0
         self._runs = 0
         self._most_prefetch = most_prefetch
@@ -77,8 +81,7 @@ class Pool:
         topic.ready.extend(jobs)
         self._ready += len(jobs)
         self._enqueue(topic)
-        for _ in range(min(len(jobs), len(self._idle))):
-            self._wake_one()
+        self._wake_some()
 
     def take(self) -> tuple[TopicWork, list[Job]] | None:
         """What to run next: one job, or a batch of them for a batch handler."""
@@ -98,13 +101,20 @@ class Pool:
         self.all_idle.clear()
         if ready:
             self._enqueue(topic)
+        if self._line:
+            self._wake_some()
         return topic, jobs
 
     async def some_work(self) -> None:
-        """Wait until there is something to take."""
+        """Wait until there is something to take, and at least for one turn of the event loop."""
         idle = self._loop.create_future()
         self._idle.append(idle)
-        await idle
+        self._wake_some()
+        try:
+            await idle
+        finally:
+            if not idle.cancelled():
+                self._waking -= 1
 
     def finished(self, topic: TopicWork, count: int) -> None:
         """Free what ``take`` gave."""
@@ -113,8 +123,7 @@ class Pool:
         self._finished += count
         if topic.ready:
             self._enqueue(topic)
-            if self._line and self._idle:
-                self._wake_one()
+            self._wake_some()
         if self._runs == 0:
             self.all_idle.set()
         if not topic.ready or 4 * len(topic.ready) <= 3 * self._prefetch:
@@ -151,15 +160,14 @@ class Pool:
         topic.lingering = None
         topic.ripe = bool(topic.ready)
         self._enqueue(topic)
-        if topic.queued:
-            self._wake_one()
+        self._wake_some()
 
-    def _wake_one(self) -> None:
-        while self._idle:
+    def _wake_some(self) -> None:
+        while self._line and self._idle and self._waking < _MOST_WAKING:
             idle = self._idle.pop()
             if not idle.done():
                 idle.set_result(None)
-                return
+                self._waking += 1
 
     # -- room
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mx_rmq.worker")
 
-_TURNS = 64
-"""Runs after which the runners together let others have the loop, should handlers never wait for anything:
-few enough for claims and settlements to leave while the next handlers run."""
+_TURNS = 16
+"""Runs after which a runner lets others have the loop, should handlers never wait for anything: few enough
+for claims and settlements to leave while the next handlers run."""
 
 
 class Runner:
@@ -45,7 +45,6 @@ class Runner:
         self._worker = worker
         self._ending = ending
         self._loop = asyncio.get_running_loop()
-        self._turns = max(1, _TURNS // pool.concurrency)
         self._attempts = {
             topic: Attempt(work.handler, threads, middleware) for topic, work in pool.topics.items()
         }
@@ -56,8 +55,9 @@ class Runner:
         assert task is not None
         turns = 0
         while True:
-            taken = self._pool.take()
+            taken = self._pool.take() if turns < _TURNS else None
             if taken is None:
+                turns = 0
                 try:
                     await self._pool.some_work()
                 except asyncio.CancelledError:
@@ -75,8 +75,6 @@ class Runner:
             if task.cancelling():
                 await self._shake_off(task)
             turns += 1
-            if turns % self._turns == 0:
-                await asyncio.sleep(0)
 
     async def _shake_off(self, task: asyncio.Task[Any]) -> None:
         """Take back what cancelled this task: it was meant for a handler, unless the worker ends."""
