@@ -1,0 +1,203 @@
+"""The arena: a server, workers and producers as processes of their own, and the ledgers they write."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from mx_rmq import RedisMessageQueue
+from mx_rmq.keys import Keys
+from tests.faults import programs
+from tests.faults.ledger import Event, read
+from tests.faults.programs import QUEUE
+from tests.faults.run import Run
+from tests.faults.servers import Server
+from tests.faults.verdict import Verdict, judge
+from tests.harness import command
+
+# Processes fork from one that has everything imported, so that many can be killed and replaced.
+_spawn = multiprocessing.get_context("forkserver")
+_spawn.set_forkserver_preload(["tests.faults.programs"])
+
+TOPIC = "jobs"
+
+
+class Child:
+    """A process under test."""
+
+    def __init__(self, target: Callable[..., None], *args: Any) -> None:
+        self._process = _spawn.Process(target=target, args=args, daemon=True)
+        self._process.start()
+        self.killed_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal, None while it runs."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """End it at once: no handler, no clean-up, no goodbye."""
+        if self.alive:
+            self.killed_at = time.monotonic()
+            os.kill(self.pid, signal.SIGKILL)
+            self._process.join()
+
+    def term(self) -> None:
+        """Ask it to stop."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def pause(self) -> None:
+        """Let it stand still."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def ended(self, within: float) -> int:
+        """Wait until it has ended, and return its exit code."""
+        await asyncio.to_thread(self._process.join, within)
+        assert self.code is not None, f"process {self.pid} did not end within {within:g} s"
+        return self.code
+
+
+class Arena:
+    """One server and everybody who talks to it."""
+
+    def __init__(self, run: Run, server: Server, home: Path) -> None:
+        self.run = run
+        self.server = server
+        self.home = home
+        self.url = server.url
+        """Where workers and producers connect; set it to a proxy's to put that in between."""
+        self.keys = Keys(QUEUE)
+        self.redis = Redis(port=server.port)
+        self.queue = RedisMessageQueue(server.url, name=QUEUE, check="off")
+        self.children: list[Child] = []
+        self._ledgers = home / "ledgers"
+        self.logs = home / "logs"
+        self._ledgers.mkdir()
+        self.logs.mkdir()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, run: Run, **settings: str | int) -> AsyncIterator[Arena]:
+        """A fresh server with *settings*, without persistence unless they say so; everything ends with it."""
+        home = Path(tempfile.mkdtemp(prefix="mx-f-"))
+        try:
+            with Server(home / "server", **{"appendonly": "no", **settings}) as server:
+                arena = cls(run, server, home)
+                try:
+                    async with arena.queue:
+                        yield arena
+                finally:
+                    arena.kill_all()
+                    await arena.redis.aclose()
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+
+    # -- processes
+
+    def worker(self, topics: dict[str, dict[str, Any]] | None = None, /, **options: Any) -> Child:
+        """Start a worker; *topics* are the options of each handler, *options* those of its queue."""
+        paths = str(self._ledgers), str(self.logs)
+        return self._born(Child(programs.worker, *paths, self.url, topics or {TOPIC: {}}, options))
+
+    def producer(
+        self,
+        name: str,
+        *payloads: tuple[dict[str, Any], int],
+        topic: str = TOPIC,
+        callers: int = 50,
+        rate: float | None = None,
+        **options: Any,
+    ) -> Child:
+        """Start a producer of ``NAME-1``, ``NAME-2``, …: so many of each payload, in this order."""
+        paths = str(self._ledgers), str(self.logs)
+        args = name, topic, list(payloads), callers, rate, options
+        return self._born(Child(programs.producer, *paths, self.url, *args))
+
+    def _born(self, child: Child) -> Child:
+        self.children.append(child)
+        return child
+
+    def kill_all(self) -> None:
+        for child in self.children:
+            if child.alive:
+                child.resume()
+                child.kill()
+
+    def log_text(self) -> str:
+        """What every process has logged."""
+        return "\n".join(file.read_text(errors="replace") for file in self.logs.iterdir())
+
+    # -- what happened
+
+    def events(self) -> list[Event]:
+        """The ledgers as they are now."""
+        return read(self._ledgers)
+
+    async def open_messages(self) -> int:
+        """How many messages are still to run."""
+        counts = await self.queue.counts()
+        return counts.pending + counts.processing + counts.delayed
+
+    async def drained(self, within: float) -> float:
+        """Wait until nothing is left to run; how long that took."""
+        started = time.monotonic()
+        while left := await self.open_messages():
+            passed = time.monotonic() - started
+            assert passed < within, f"{left} messages are left after {within:g} s\n{self.log_text()[-3000:]}"
+            self.run.tell(f"{left:,} left")
+            await asyncio.sleep(0.05)
+        return time.monotonic() - started
+
+    async def verdict(self) -> Verdict:
+        """Judge, with all workers gone: the ledgers, the server, the audit, and a second drain."""
+        self.kill_all()
+        live, dead = await self._ids("payload"), await self._ids("dlq_payload")
+        result = judge(self.events(), live, dead)
+        for report in await self.queue.audit():
+            result.findings += [f"{finding.kind} {finding.what}" for finding in report.findings]
+        before = {event.id for event in self.events() if event.what == "start"}
+        worker = self.worker()
+        await asyncio.sleep(1.0)
+        worker.kill()
+        started = [event.id for event in self.events() if event.what == "start"]
+        if not live:
+            result.late = {id_ for id_ in started if id_ not in before}
+        return result
+
+    async def _ids(self, part: str) -> set[str]:
+        fields = await command(self.redis, "HKEYS", self.keys.of_queue(part))
+        return {field.decode() for field in fields if b":" not in field}
+
+
+async def eventually(what: Callable[[], Any], within: float) -> float:
+    """Wait until *what* says something true; how long that took."""
+    started = time.monotonic()
+    while not what():
+        passed = time.monotonic() - started
+        assert passed < within, f"not within {within:g} s"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started

@@ -1,0 +1,156 @@
+"""What the processes under test run: a worker that does what its messages say, and a producer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
+from mx_rmq.records import Delivery, Settled
+from mx_rmq.store import Store
+from tests.faults.ledger import Ledger
+
+QUEUE = "faults"
+LONGEST = 1800
+"""Seconds after which a process ends by itself, whatever became of its parent."""
+
+
+def begin(folder: str, log: str) -> Ledger:
+    """What every process does first: bound its life, and log into a file."""
+    signal.alarm(LONGEST)
+    file = os.open(Path(log) / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    logging.basicConfig(format="%(created).3f %(message)s %(extra)s", handlers=[_Extras()])
+    logging.getLogger("mx_rmq").setLevel(logging.INFO)
+    return Ledger(Path(folder))
+
+
+class _Extras(logging.StreamHandler[Any]):
+    """Shows an event's fields too."""
+
+    _usual = frozenset(vars(logging.makeLogRecord({})))
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.extra = {name: value for name, value in vars(record).items() if name not in self._usual}
+        super().emit(record)
+
+
+# -- a worker
+
+
+def worker(
+    folder: str, log: str, url: str, topics: dict[str, dict[str, Any]], options: dict[str, Any]
+) -> None:
+    """Run until told to stop; *topics* are the options of each topic's handler."""
+    ledger = begin(folder, log)
+    note_settlements(ledger)
+    mq = RedisMessageQueue(url, name=QUEUE, check="off", **options)
+
+    async def handle(payload: dict[str, Any], ctx: Context) -> None:
+        ledger.write("start", ctx.message_id, token=ctx.token)
+        await obey(payload, ctx)
+        ledger.write("end", ctx.message_id, token=ctx.token)
+
+    for topic, handler in topics.items():
+        register: Any = mq.handler(topic, **{"retry": Retry(3, base=0.01, cap=0.05), **handler})
+        register(handle)
+    asyncio.run(mq.run())
+
+
+async def obey(payload: dict[str, Any], ctx: Context) -> None:
+    """Do what the message says."""
+    match payload:
+        case {"sleep": float(seconds) | int(seconds)}:
+            await asyncio.sleep(seconds)
+        case {"block": float(seconds) | int(seconds)}:
+            time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
+        case {"die": _}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case {"fail": int(times)} if ctx.attempt <= times:
+            raise ValueError(f"failing for the {ctx.attempt}. time")
+        case {"dead": str(reason)}:
+            raise Dead(reason)
+
+
+def note_settlements(ledger: Ledger) -> None:
+    """Write down what became of every settlement, as the server answered it."""
+
+    def noted(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+        async def settle(store: Store, topic: str, items: Iterable[Any]) -> list[Settled]:
+            listed: Sequence[Any] = list(items)
+            statuses: list[Settled] = await method(store, topic, listed)
+            for item, status in zip(listed, statuses, strict=True):
+                delivery: Delivery = item[0]
+                word = what if status is Settled.DONE else "refused"
+                ledger.write(word, delivery.id, token=delivery.token)
+            return statuses
+
+        return settle
+
+    for name, what in (("complete", "done"), ("retry", "retried"), ("move_to_dlq", "dead")):
+        setattr(Store, name, noted(getattr(Store, name), what))
+
+
+# -- a producer
+
+
+def producer(
+    folder: str,
+    log: str,
+    url: str,
+    name: str,
+    topic: str,
+    payloads: list[tuple[dict[str, Any], int]],
+    callers: int,
+    rate: float | None,
+    options: dict[str, Any],
+) -> None:
+    """Produce messages ``NAME-1``, ``NAME-2``, … until each is acknowledged.
+
+    Args:
+        payloads: what, and how many of it.
+        callers: how many are produced at a time.
+        rate: messages per second, as many as it can if None.
+    """
+    ledger = begin(folder, log)
+
+    async def main() -> None:
+        todo = enumerate((payload for payload, count in payloads for _ in range(count)), 1)
+        started = time.monotonic()
+        async with RedisMessageQueue(url, name=QUEUE, check="off", **options) as mq:
+
+            async def caller() -> None:
+                for n, payload in todo:
+                    if rate:
+                        await asyncio.sleep(max(0.0, started + n / rate - time.monotonic()))
+                    id_ = f"{name}-{n}"
+                    ledger.write("tried", id_)
+                    await until_acked(mq, topic, payload, id_)
+                    ledger.write("acked", id_)
+
+            await asyncio.gather(*(caller() for _ in range(callers)))
+
+    asyncio.run(main())
+
+
+async def until_acked(mq: RedisMessageQueue, topic: str, payload: dict[str, Any], id_: str) -> None:
+    """Repeat until the server has said that it has it, which the id makes safe."""
+    while True:
+        try:
+            await mq.produce(topic, payload, message_id=id_)
+        except MxRmqError as error:
+            logging.getLogger("mx_rmq").warning("again", extra={"id": id_, "error": repr(error)})
+            await asyncio.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,97 @@
+"""The verdict: what the ledgers say against what the server holds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.faults.ledger import Event, ids
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+@dataclass
+class Verdict:
+    """What went wrong, and what it cost."""
+
+    acked: int
+    done: int
+    dead: int
+    live: int
+    lost: set[str]
+    """Acknowledged, and neither done nor dead nor live."""
+    unexpected: set[str]
+    """Ran or is there, though nobody produced it."""
+    restarted: set[str]
+    """Started again after its completion was accepted."""
+    duplicates: int
+    """Starts beyond the first one of each message."""
+    findings: list[str] = field(default_factory=list)
+    """Of the audit."""
+    late: set[str] = field(default_factory=set)
+    """Found only by a second drain."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is lost, stuck, invented or run after its end."""
+        return not (self.lost or self.unexpected or self.restarted or self.findings or self.late)
+
+    def __str__(self) -> str:
+        counted = f"{self.acked} acked, {self.done} done, {self.dead} dead, {self.live} live"
+        wrong = [
+            f"{name}: {len(what)} {sorted(what)[:5]}"
+            for name in ("lost", "unexpected", "restarted", "findings", "late")
+            if (what := getattr(self, name))
+        ]
+        return "; ".join([counted, f"{self.duplicates} duplicates", *wrong])
+
+
+def judge(events: Sequence[Event], live: Collection[str], dead: Collection[str]) -> Verdict:
+    """Compare the ledgers with the messages the server has.
+
+    A completion counts as accepted when its worker was told so. A worker that was killed may not have
+    lived to be told; then the handler's end counts, since the audit compares the server's own counters.
+    """
+    tried, acked = ids(events, "tried"), ids(events, "acked")
+    accepted = {event.id: event.at for event in reversed(events) if event.what == "done"}
+    done = ids(events, "done", "end")
+    starts = Counter(event.id for event in events if event.what == "start")
+    return Verdict(
+        acked=len(acked),
+        done=len(done - set(live) - set(dead)),
+        dead=len(dead),
+        live=len(live),
+        lost=acked - done - set(live) - set(dead),
+        unexpected=(set(starts) | set(live) | set(dead)) - tried,
+        restarted={
+            event.id for event in events if event.what == "start" and event.at > accepted.get(event.id, 1e18)
+        },
+        duplicates=starts.total() - len(starts),
+    )
+
+
+def gaps(events: Sequence[Event], killed_at: dict[int, float]) -> list[float]:
+    """For every delivery that a killed process left unfinished: how long until it started elsewhere.
+
+    Args:
+        events: in the order of time.
+        killed_at: when each process was killed.
+    """
+    open_since: dict[str, float] = {}
+    waits: list[float] = []
+    running: dict[int, dict[str, str]] = defaultdict(dict)
+    kills = sorted((at, pid) for pid, at in killed_at.items())
+    for event in events:
+        while kills and kills[0][0] <= event.at:
+            at, pid = kills.pop(0)
+            for id_ in running.pop(pid, {}):
+                open_since.setdefault(id_, at)
+        if event.what == "start":
+            if event.id in open_since:
+                waits.append(event.at - open_since.pop(event.id))
+            running[event.pid][event.id] = event.token
+        elif event.what in ("done", "retried", "dead", "refused"):
+            running[event.pid].pop(event.id, None)
+    return waits
