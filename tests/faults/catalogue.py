@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tests.faults.run import Fault
+from tests.faults.soak import soak
 from tests.faults.workers_killed import workers_killed
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
+    "soak": soak,
 }

@@ -59,6 +59,8 @@ def worker(
 
     async def handle(payload: dict[str, Any], ctx: Context) -> None:
         ledger.write("start", ctx.message_id, token=ctx.token)
+        if "vitals" in payload:
+            ledger.write("vitals", ctx.message_id, token=vitals())
         await obey(payload, ctx)
         ledger.write("end", ctx.message_id, token=ctx.token)
 
@@ -81,6 +83,12 @@ async def obey(payload: dict[str, Any], ctx: Context) -> None:
             raise ValueError(f"failing for the {ctx.attempt}. time")
         case {"dead": str(reason)}:
             raise Dead(reason)
+
+
+def vitals() -> str:
+    """This process's memory in MB, its tasks and its open files."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return f"{resident / 1e6:.2f}/{len(asyncio.all_tasks())}/{len(list(Path('/proc/self/fd').iterdir()))}"
 
 
 def note_settlements(ledger: Ledger) -> None:
