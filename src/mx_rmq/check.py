@@ -1,4 +1,4 @@
-"""The start-up check: whether this server would lose messages."""
+"""The start-up check: whether this server would lose messages, or let them wait."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from mx_rmq.errors import UnsafeServer
 
 if TYPE_CHECKING:
+    from mx_rmq.config import Durability
     from mx_rmq.reader import Reader
 
 logger = logging.getLogger("mx_rmq")
@@ -18,13 +19,22 @@ logger = logging.getLogger("mx_rmq")
 _LEAST = {"redis": (6, 2), "valkey": (7, 2)}
 
 
-async def check_server(reader: Reader, *, mode: str, private: bool = False) -> list[str]:
+async def check_server(
+    reader: Reader,
+    *,
+    mode: str,
+    private: bool = False,
+    durability: Durability = "memory",
+    replicas: int = 1,
+) -> list[str]:
     """Look at the server once and say what is wrong with it.
 
     Args:
         reader: of the shard.
         mode: ``warn`` logs what is wrong, ``refuse`` raises.
         private: the server is our own and in memory on purpose.
+        durability: what produce waits for by default.
+        replicas: how many of them, if it is replicas.
 
     Raises:
         UnsafeServer: the server is too old, or it is unsafe and *mode* is ``refuse``.
@@ -42,12 +52,40 @@ async def check_server(reader: Reader, *, mode: str, private: bool = False) -> l
     elif numbers < _LEAST[kind]:
         least = ".".join(map(str, _LEAST[kind]))
         raise UnsafeServer(f"the server is {kind} {version}; mx-rmq needs {least} or later")
-    problems = [] if private else list(_problems(info))
+    problems = [] if private else _problems(info)
+    if durability == "disk":
+        if info.get("aof_enabled") == "0":
+            problems.append("durability is 'disk', but appendonly is off: produce is refused; set it to yes")
+        if () < numbers < (7, 2):
+            problems.append(
+                f"durability is 'disk', but {kind} {version} has no WAITAOF; it needs 7.2 or later"
+            )
+    connected = int(info.get("connected_slaves", replicas))
+    if durability == "replicated" and connected < replicas:
+        problems.append(
+            f"durability is 'replicated' and wants {replicas} replicas, but {connected} are connected: "
+            "produce will fail; connect more, or ask for fewer"
+        )
     if problems and mode == "refuse":
         raise UnsafeServer("; ".join(problems))
     for problem in problems:
         logger.warning("server.unsafe", extra={"problem": problem})
     return problems
+
+
+async def check_recovery(reader: Reader, *, lease: float) -> str:
+    """Say what keeps workers from seeing that another one vanished, empty if nothing does.
+
+    It is no reason to refuse the server: what a vanished worker held is then recovered after its lease.
+    """
+    try:
+        await reader.own_connection()
+        await reader.registered()
+    except ResponseError as error:
+        problem = f"messages of a worker that vanished wait for their lease of {lease:g} s: {error}"
+        logger.warning("recovery.by_lease", extra={"problem": problem})
+        return problem
+    return ""
 
 
 def _problems(info: dict[str, str]) -> list[str]:

@@ -6,11 +6,16 @@ import difflib
 import os
 import socket
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mx_rmq.errors import ConfigError
 from mx_rmq.keys import check_name
 from mx_rmq.retry import Retry
+
+Durability = Literal["memory", "disk", "replicated"]
+"""What a produce waits for: the server has the message, or its disk, or its replicas have it too."""
+
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 
 DEFAULT_URL = "redis://localhost:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
@@ -46,6 +51,8 @@ class Config:
     """How long a handler may run, unless it says otherwise; None for ever."""
     retry: Retry = field(default_factory=Retry)
     """When to try again, unless a handler says otherwise."""
+    recovery_grace: float | None = 1.0
+    """How long a worker's connection may be gone before others take over; None leaves it to the lease."""
     crash_limit: int = 3
     """How many workers a message may take down before it goes to the DLQ."""
     ttl: float | None = WEEK
@@ -57,7 +64,14 @@ class Config:
     socket_timeout: float = 5.0
     """How long the server may take to answer before the connection counts as dead."""
     patience: float = 30.0
-    """How long produce keeps trying while the server cannot be reached; with *socket_timeout* at most 60."""
+    """How long produce keeps trying while the server cannot be reached; with *socket_timeout* and
+    *durability_timeout* at most 60."""
+    durability_timeout: float = 5.0
+    """How long produce waits for a message to be on disk or replicated."""
+    durability: Durability = "memory"
+    """What produce waits for unless it says otherwise: memory, disk or replicated."""
+    replicas: int = 1
+    """How many replicas must have a message that is to be replicated."""
     poll: float = 2.0
     """How often to look even if nothing says that there is work."""
     dlq_max_age: float | None = None
@@ -92,15 +106,27 @@ class Config:
             _at_least(name, getattr(self, name), 0.01)
         for name in ("grace", "patience"):
             _at_least(name, getattr(self, name), 0)
-        if self.patience + self.socket_timeout > MEMORY:
+        _at_least("durability_timeout", self.durability_timeout, 0.001)
+        if self.patience + self.socket_timeout + self.durability_timeout > MEMORY:
             raise ConfigError(
-                f"patience is {self.patience!r} and socket_timeout {self.socket_timeout!r}, but want at most "
-                f"{MEMORY:g} together: a call sent again later than that could store a message twice"
+                f"patience is {self.patience!r}, socket_timeout {self.socket_timeout!r} and "
+                f"durability_timeout {self.durability_timeout!r}, but want at most {MEMORY:g} together: "
+                "a call sent again later than that could store a message twice"
             )
+        check_durability(self.durability)
         for name in ("timeout", "ttl", "dlq_max_age"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0.001)
-        for name, least in (("concurrency", 1), ("prefetch", 0), ("crash_limit", 1), ("max_bytes", 256)):
+        if self.recovery_grace is not None:
+            # A worker needs up to half a second to notice that its connection was cut, and to come back.
+            _at_least("recovery_grace", self.recovery_grace, 0.5)
+        for name, least in (
+            ("concurrency", 1),
+            ("prefetch", 0),
+            ("crash_limit", 1),
+            ("max_bytes", 256),
+            ("replicas", 1),
+        ):
             _whole(name, getattr(self, name), least)
         if self.dlq_max_count is not None:
             _whole("dlq_max_count", self.dlq_max_count, 0)
@@ -119,6 +145,16 @@ class Config:
         place, _, options = rest.partition("?")
         _, hidden, place = place.rpartition("@")
         return f"{scheme}://***" if "@" in options else f"{scheme}://{'***@' if hidden else ''}{place}"
+
+
+def check_durability(value: object) -> None:
+    """Refuse what is no class of durability.
+
+    Raises:
+        ConfigError: names those that there are.
+    """
+    if value not in DURABILITIES:
+        raise ConfigError(f"durability is {value!r}, but wants 'memory', 'disk' or 'replicated'")
 
 
 def _at_least(name: str, value: object, least: float) -> None:

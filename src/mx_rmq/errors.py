@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
+
 
 class MxRmqError(Exception):
     """The root of every error this package raises on purpose."""
@@ -36,7 +41,7 @@ class ServerUnavailable(MxRmqError, ConnectionError):
 
 
 class UnsafeServer(MxRmqError):
-    """The start-up check found a server that could lose messages, and was told to refuse it."""
+    """The server could lose messages and was to be refused then, or can never do what a produce asks for."""
 
 
 class NoHandler(MxRmqError, LookupError):
@@ -53,6 +58,39 @@ class OutOfMemory(StoreError):
 
 class WrongKeyType(StoreError):
     """A key of the queue holds another type than the queue's own."""
+
+
+class NotDurable(MxRmqError):
+    """Messages are stored, but in time they were not as durable as asked for.
+
+    Args:
+        ids: of the messages.
+        lacking: what was reached of what was asked for.
+    """
+
+    def __init__(self, ids: tuple[str, ...], lacking: str) -> None:
+        super().__init__(ids, lacking)
+        self.ids = ids
+        self.lacking = lacking
+
+    def of(self, *ids: str) -> Self:
+        """The same, said of these messages."""
+        return type(self)(ids, self.lacking)
+
+    def __str__(self) -> str:
+        names = ", ".join(self.ids[:3]) + (f" and {len(self.ids) - 3} more" if len(self.ids) > 3 else "")
+        return (
+            f"stored on the server, but {self.lacking}: message {names}; producing it again with the same "
+            "message_id is safe: while the id is taken it is a duplicate, and is only waited for again"
+        )
+
+
+class NotOnDisk(NotDurable):
+    """The server has the messages, but its disk may not."""
+
+
+class NotReplicated(NotDurable):
+    """The server has the messages, but too few replicas have them."""
 
 
 class EmbeddedServerError(MxRmqError):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # first write of a script was answered: "Error running script (…): @user_script: 19: -READONLY …".
 NOT_NOW: Final = re.compile(
     "(?:^|: -)(?:LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOREPLICAS|BUSY) "
+    "|WAIT(?:AOF)? cannot be used with replica"
 )
 
 _INCOMPLETE: Final = object()
@@ -45,8 +46,14 @@ class Link:
         self._timeout = timeout
         self._connecting = asyncio.Lock()
         self._wire: _Wire | None = None
+        self._made = 0
         self._closed = 0
         self._gone = False
+
+    @property
+    def connection(self) -> int:
+        """Which connection is in use, counted from 1; 0 while there is none."""
+        return 0 if self._wire is None or self._wire.lost else self._made
 
     def execute_command(self, *args: Any) -> Awaitable[Any]:
         """Send one command; its reply is awaited, not the sending."""
@@ -54,16 +61,27 @@ class Link:
             return self._connect_and_send(args)
         return self._wire.send(args)
 
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+        wire = await self._connected()
+        return await asyncio.gather(*[wire.send(command) for command in commands], return_exceptions=True)
+
     async def _connect_and_send(self, args: tuple[Any, ...]) -> Any:
+        return await (await self._connected()).send(args)
+
+    async def _connected(self) -> _Wire:
+        if self._wire is not None and not self._wire.lost:
+            return self._wire
         if self._gone:
             raise ServerUnavailable("the connection was closed")
         closed = self._closed
         async with self._connecting:
             if self._wire is None or self._wire.lost:
                 self._wire = await self._connect()
+                self._made += 1
         if closed != self._closed:  # meanwhile; a cancelled connect may come back all the same
             self._wire.lose("closed")
-        return await self._wire.send(args)
+        return self._wire
 
     async def _connect(self) -> _Wire:
         connection: Any = self._maker.make_connection()
@@ -91,6 +109,42 @@ class Link:
         self._gone = self._gone or for_good
         if self._wire is not None:
             self._wire.lose("closed")
+
+
+class Links:
+    """A connection for each call under way, for commands that hold up what comes behind them.
+
+    Args:
+        url: as of a ``Link``.
+        timeout: likewise.
+    """
+
+    def __init__(self, url: str, *, timeout: float) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._all: set[Link] = set()
+        self._idle: list[Link] = []
+        self._gone = False
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+        if self._gone:
+            raise ServerUnavailable("the connection was closed")
+        link = self._idle.pop() if self._idle else Link(self._url, timeout=self._timeout)
+        self._all.add(link)
+        try:
+            return await link.execute_together(*commands)
+        except BaseException:
+            await link.close()  # the server may be waiting on it still
+            raise
+        finally:
+            self._idle.append(link)
+
+    async def close(self) -> None:
+        """Close the connections for good."""
+        self._gone = True
+        for link in self._all:
+            await link.close(for_good=True)
 
 
 class _Wire(asyncio.Protocol):

@@ -13,8 +13,8 @@ from zlib import crc32
 import msgspec
 
 from mx_rmq.batching import Batcher
-from mx_rmq.config import MOST_SECONDS
-from mx_rmq.errors import ConfigError, InvalidPayload, ServerUnavailable
+from mx_rmq.config import MOST_SECONDS, check_durability
+from mx_rmq.errors import ConfigError, InvalidPayload, NotDurable, ServerUnavailable
 from mx_rmq.ids import new_id
 from mx_rmq.keys import LANES, check_name
 from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
@@ -25,7 +25,7 @@ from mx_rmq.store import check_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mx_rmq.config import Config
+    from mx_rmq.config import Config, Durability
     from mx_rmq.keys import Lane
     from mx_rmq.shard import Shard
 
@@ -69,6 +69,7 @@ def draft(
     message_id: str | None = None,
     headers: Mapping[str, str] | None = None,
     dedup_for: float = 0.0,
+    durability: Durability | None = None,
 ) -> NewMessage:
     """A message ready to be stored, every option checked.
 
@@ -88,6 +89,10 @@ def draft(
             raise ConfigError(f"ttl is {ttl!r}, but wants seconds, or None for no end")
     if dedup_for != 0 and not _is_duration(dedup_for):
         raise ConfigError(f"dedup_for is {dedup_for!r}, but wants seconds")
+    if durability is None:
+        durability = config.durability
+    else:
+        check_durability(durability)
     if headers is not None:
         if not isinstance(headers, Mapping):
             raise InvalidPayload(f"headers is a {type(headers).__name__}, but wants a mapping of strings")
@@ -110,7 +115,7 @@ def draft(
     except UnicodeEncodeError as error:
         check_name("topic", topic)
         raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
-    return NewMessage(message.id, body, priority, lifetime, delay)
+    return NewMessage(message.id, body, priority, lifetime, delay, durability)
 
 
 def _is_duration(value: object) -> bool:
@@ -123,7 +128,7 @@ class Producer:
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
         self._config = config
         self._shards = shards
-        self._batchers: dict[tuple[Shard, str, bool], Batcher[NewMessage, Stored]] = {}
+        self._batchers: dict[tuple[Shard, str, bool, Durability], Batcher[NewMessage, Stored]] = {}
         self._calls = Calls()
         self._chunks: set[asyncio.Task[Sequence[Stored]]] = set()
         self._closed = False
@@ -136,9 +141,12 @@ class Producer:
     async def produce(self, topic: str, message: NewMessage) -> Receipt:
         """Store one message, together with others that are produced meanwhile."""
         check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
-        key = self.shard_of(message.id), topic, message.delay > 0
+        key = self.shard_of(message.id), topic, message.delay > 0, message.durability
         batcher = self._batchers.get(key) or self._new_batcher(*key)
-        return Receipt.of(message.id, await batcher.call(message))
+        try:
+            return Receipt.of(message.id, await batcher.call(message))
+        except NotDurable as error:
+            raise error.of(message.id) from None  # the others of its batch are not this caller's
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all.
@@ -188,29 +196,38 @@ class Producer:
     def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[Sequence[Stored]]:
         if self._closed:
             raise ServerUnavailable("the queue was closed in the middle of produce_many")
-        send = self._send(shard, topic, chunk[0].delay > 0, self._calls.name(), chunk)
+        send = self._send(shard, topic, self._calls.name(), chunk)
         task = asyncio.create_task(send)
         self._chunks.add(task)
         task.add_done_callback(self._chunks.discard)
         return task
 
-    def _new_batcher(self, shard: Shard, topic: str, delayed: bool) -> Batcher[NewMessage, Stored]:
+    def _new_batcher(
+        self, shard: Shard, topic: str, delayed: bool, durability: Durability
+    ) -> Batcher[NewMessage, Stored]:
         check_name("topic", topic)
         if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
-        senders = [partial(self._send, shard, topic, delayed, self._calls.name()) for _ in range(2)]
-        batcher = self._batchers[shard, topic, delayed] = Batcher(*senders, weigh=_weight)
+        senders = [partial(self._send, shard, topic, self._calls.name()) for _ in range(2)]
+        batcher = self._batchers[shard, topic, delayed, durability] = Batcher(*senders, weigh=_weight)
         return batcher
 
     async def _send(
-        self, shard: Shard, topic: str, delayed: bool, producer: str, messages: Sequence[NewMessage]
+        self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
     ) -> Sequence[Stored]:
-        """One call, named so that it may be sent again after a lost reply without storing twice."""
-        produce = shard.store.produce_delayed if delayed else shard.store.produce
+        """One call, named so that it may be sent again after a lost reply without storing twice.
+
+        Its messages are all delayed or none is, and all as durable as the first.
+        """
+        store = shard.store_for(messages[0].durability)
+        produce = store.produce_delayed if messages[0].delay > 0 else store.produce
         call = self._calls.number()
-        return await resend(
-            lambda: produce(topic, messages, producer=producer, call=call), patience=self._config.patience
-        )
+        try:
+            return await resend(
+                lambda: produce(topic, messages, producer=producer, call=call), patience=self._config.patience
+            )
+        except NotDurable as error:
+            raise error.of(*(message.id for message in messages)) from None
 
 
 class Calls:

@@ -8,7 +8,7 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
-from mx_rmq.check import check_server
+from mx_rmq.check import check_recovery, check_server
 from mx_rmq.config import Config
 from mx_rmq.connect import Address
 from mx_rmq.errors import ConfigError, NoHandler
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import TracebackType
 
+    from mx_rmq.config import Durability
     from mx_rmq.handlers import Middleware
     from mx_rmq.keys import Lane
     from mx_rmq.producer import Ttl
@@ -75,6 +76,7 @@ class RedisMessageQueue(Operations):
         message_id: str | None = None,
         headers: Mapping[str, str] | None = None,
         dedup_for: float = 0.0,
+        durability: Durability | None = None,
     ) -> Receipt:
         """Store a message and return its id, once the server has it.
 
@@ -88,11 +90,16 @@ class RedisMessageQueue(Operations):
                 receipt says ``duplicate``.
             headers: strings for the handler's context.
             dedup_for: seconds for which the id stays taken after the message is done.
+            durability: return only once it is on the server's ``disk``, or ``replicated``; by default what
+                the queue says, which is ``memory`` unless it was told otherwise.
 
         Raises:
             InvalidPayload, InvalidName, ConfigError, MessageTooLarge: nothing was stored, and why.
             ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether it was
                 stored is unknown; with the same ``message_id`` it may be produced again.
+            NotOnDisk, NotReplicated: it is stored, but was not as durable as asked for within
+                ``durability_timeout`` seconds. With the same ``message_id`` it may be produced again.
+            UnsafeServer: the server can never make it as durable as that; nothing was stored.
         """
         if self._produce_middleware:
             return await self._produce_through(
@@ -105,6 +112,7 @@ class RedisMessageQueue(Operations):
                     "message_id": message_id,
                     "headers": dict(headers or {}),
                     "dedup_for": dedup_for,
+                    "durability": durability,
                 },
             )
         message = draft(
@@ -117,6 +125,7 @@ class RedisMessageQueue(Operations):
             message_id=message_id,
             headers=headers,
             dedup_for=dedup_for,
+            durability=durability,
         )
         producer = self._producer
         if producer is None or self._loop is not asyncio.get_running_loop():
@@ -251,9 +260,17 @@ class RedisMessageQueue(Operations):
                     private = self.config.url == "embedded://"
                     for shard in shards:
                         look = partial(
-                            check_server, Reader(shard.store), mode=self.config.check, private=private
+                            check_server,
+                            Reader(shard.store),
+                            mode=self.config.check,
+                            private=private,
+                            durability=self.config.durability,
+                            replicas=self.config.replicas,
                         )
                         await resend(look, patience=self.config.patience)
+                        if self.config.recovery_grace is not None:
+                            recovery = partial(check_recovery, Reader(shard.store), lease=self.config.lease)
+                            await resend(recovery, patience=self.config.patience)
             except BaseException:
                 await self._close(shards)
                 raise

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from redis.exceptions import ResponseError
 
 from mx_rmq.keys import PENDING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.store import Commands, Store
 
@@ -28,6 +29,10 @@ class WorkerFacts:
     concurrency: int = 0
     pid: int = 0
     started_at: float = 0.0
+    connection: int = 0
+    """By which others see that it is there; 0 if they cannot, and its messages wait for their leases."""
+    server: str = ""
+    """The run of the server on which the connection has that number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,14 @@ class Live(NamedTuple):
     """How often it was leased, its lane and its expiry, for one that is delayed or was leased before."""
 
 
+class Connection(NamedTuple):
+    """A connection as its server knows it."""
+
+    id: int
+    server: str
+    """The server's run id: after a restart the same number is somebody else's."""
+
+
 class Reader:
     """Reads one shard."""
 
@@ -114,6 +127,31 @@ class Reader:
         seen = await self._read("ZRANGE", "workers_seen", since, "inf", "BYSCORE", "WITHSCORES")
         return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
 
+    async def registered(self) -> dict[str, bytes]:
+        """What every worker said of itself, the silent ones too."""
+        return {_text(name): facts for name, facts in _pairs(await self._read("HGETALL", "workers")).items()}
+
+    async def own_connection(self) -> Connection:
+        """The connection that this reader uses.
+
+        Raises:
+            ResponseError: the user may not ask, or something in between shares connections.
+        """
+        own = await self._command("CLIENT", "ID")
+        server = (await self.info("server")).get("run_id", "")
+        if not isinstance(own, int) or not server or own not in await self.connected([own]):
+            raise ResponseError("the server does not list this connection; does a proxy share connections?")
+        return Connection(own, server)
+
+    async def connected(self, ids: Iterable[int]) -> set[int]:
+        """Which of these connections the server has."""
+        reply = await self._command("CLIENT", "LIST", "ID", *ids)
+        return {int(line[3 : line.index(b" ")]) for line in reply.splitlines() if line.startswith(b"id=")}
+
+    async def topics(self) -> list[str]:
+        """The topics that were ever produced to."""
+        return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
+
     async def time(self) -> float:
         """The server's time, in seconds since 1970."""
         seconds, us = await self._command("TIME")
@@ -144,7 +182,7 @@ class Reader:
         while True:
             key = self._keys.of_topic(topic, "processing")
             cursor, rows = await self._command("HSCAN", key, cursor, "COUNT", 500)
-            leases |= {id_.decode(): lease.decode() for id_, lease in _rows(rows)}
+            leases |= {_text(id_): _text(lease) for id_, lease in _rows(rows)}
             if int(cursor) == 0:
                 return leases
 
@@ -174,9 +212,9 @@ class Reader:
             return []
         return [_text(t) for t in await self._read("HMGET", "payload", *(f"{id_}:queue" for id_ in ids))]
 
-    async def info(self) -> dict[str, str]:
+    async def info(self, *sections: str) -> dict[str, str]:
         """The server's facts about itself."""
-        reply = await self._command("INFO")
+        reply = await self._command("INFO", *sections)
         lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
         return dict(line.split(":", 1) for line in lines if ":" in line)
 

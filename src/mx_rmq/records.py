@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mx_rmq.config import Durability
 from mx_rmq.keys import Lane
 
 
@@ -55,6 +56,7 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     lane: Lane = "normal"
     ttl: float | None = None
     delay: float = 0.0
+    durability: Durability = "memory"
 
 
 class Delivery(NamedTuple):

@@ -20,14 +20,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mx_rmq.connect import connections, no_connection
+from mx_rmq.durability import WAITS
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.keys import Keys
-from mx_rmq.link import NOT_NOW, Link
+from mx_rmq.link import NOT_NOW, Link, Links
 from mx_rmq.store import Store
 from mx_rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
-    from mx_rmq.config import Config
+    from mx_rmq.config import Config, Durability
     from mx_rmq.worker.job import Job
 
 # Of the replies that say "not now", those to which redis-py gives a class and no prefix.
@@ -51,7 +52,10 @@ class Shard:
         self.held: set[Job] = set()
         """What the worker holds a lease on; read by the lease keeper's thread."""
         self.settler = Settler(self.store, self.forget, config.patience)
+        self._config = config
         self._timeout = config.socket_timeout
+        self._waiting = Links(url, timeout=config.socket_timeout + config.durability_timeout)
+        self._stores: dict[Durability, Store] = {"memory": self.store}
         self._server_ahead = 0.0
 
     def forget(self, job: Job) -> None:
@@ -66,6 +70,16 @@ class Shard:
         """The server's time, in seconds since 1970, at an instant of the loop's clock."""
         return loop_time + self._server_ahead
 
+    def store_for(self, durability: Durability) -> Store:
+        """A store whose produce waits for what *durability* says.
+
+        It does so on connections of its own: whatever came behind would have to wait too.
+        """
+        if (store := self._stores.get(durability)) is None:
+            commands = WAITS[durability](self._waiting, self.keys, self._config)
+            store = self._stores[durability] = Store(commands, self.keys, max_bytes=self.store.max_bytes)
+        return store
+
     def blocking_link(self, longest: float) -> Link:
         """A connection of its own for commands that wait up to *longest* seconds."""
         return Link(self.url, timeout=self._timeout + longest)
@@ -78,6 +92,7 @@ class Shard:
     async def close(self) -> None:
         """Close the connection for good: a handler that outlives its worker must not open it again."""
         await self.link.close(for_good=True)
+        await self._waiting.close()
 
 
 class BlockingCommands:
@@ -96,6 +111,13 @@ class BlockingCommands:
 
     async def execute_command(self, *args: Any) -> Any:
         """Send a command and wait for its reply, holding the thread."""
+        (reply,) = await self.execute_together(args)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused is among the replies."""
         if self._pid != os.getpid():  # the sockets are the parent's
             self._pid, self._idle = os.getpid(), []
         idle = self._idle
@@ -104,17 +126,12 @@ class BlockingCommands:
         except (RedisError, OSError) as error:
             raise no_connection(error) from error
         try:
-            connection.send_command(*args)
-            reply = connection.read_response()
-        except (*_NOT_NOW, RedisConnectionError, RedisTimeoutError, OSError) as error:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_reply(connection) for _ in commands]
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
-        except ResponseError as error:
-            idle.append(connection)
-            if NOT_NOW.search(str(error)):
-                raise ServerUnavailable(f"the server cannot serve now: {error}") from error
-            raise
         idle.append(connection)
-        return reply
+        return replies
 
     def _connect(self, idle: list[Any]) -> Any:
         """A connection that nobody uses: an idle one if it is in order, else a fresh one."""
@@ -134,3 +151,13 @@ class BlockingCommands:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.disconnect()
+
+
+def _reply(connection: Any) -> Any:
+    """The next reply; a refusal is one too."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        if isinstance(error, _NOT_NOW) or NOT_NOW.search(str(error)):
+            return ServerUnavailable(f"the server cannot serve now: {error}")
+        return error

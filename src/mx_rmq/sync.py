@@ -10,7 +10,8 @@ from zlib import crc32
 
 from mx_rmq.blocking import run_blocking
 from mx_rmq.connect import Address
-from mx_rmq.errors import ServerUnavailable
+from mx_rmq.durability import WAITS
+from mx_rmq.errors import NotDurable, ServerUnavailable
 from mx_rmq.keys import Keys, check_name
 from mx_rmq.producer import Calls, Receipt, draft, is_full, refuse_one_id
 from mx_rmq.resend import Backoff
@@ -20,8 +21,9 @@ from mx_rmq.store import Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from mx_rmq.config import Config
+    from mx_rmq.config import Config, Durability
     from mx_rmq.records import NewMessage, Stored
+    from mx_rmq.store import Commands
 
 
 class SyncProducer:
@@ -35,7 +37,8 @@ class SyncProducer:
     def __init__(self, config: Config, address: Address | None = None) -> None:
         self._config = config
         self._address = address or Address(config.url)
-        self._stores: list[tuple[Store, BlockingCommands]] = []
+        self._stores: list[dict[Durability, Store]] = []
+        self._connections: list[BlockingCommands] = []
         self._calls = Calls()
         self._names: list[str] = []
         """Names of producers that have no call under way now."""
@@ -62,9 +65,9 @@ class SyncProducer:
     def close(self) -> None:
         """Close the connections; a later call would open them again."""
         with self._address.lock:
-            for _, commands in self._stores:
-                commands.close()
-            self._stores = []
+            for connections in self._connections:
+                connections.close()
+            self._stores, self._connections = [], []
             self._address.leave(self)
 
     def __enter__(self) -> SyncProducer:
@@ -80,13 +83,16 @@ class SyncProducer:
             places.setdefault(crc32(message.id.encode()) % len(stores), []).append(place)
         receipts: dict[int, Receipt] = {}
         for number, own in places.items():
-            statuses = self._resend(stores[number][0], topic, [messages[place] for place in own])
+            statuses = self._resend(stores[number], topic, [messages[place] for place in own])
             for place, status in zip(own, statuses, strict=True):
                 receipts[place] = Receipt.of(messages[place].id, status)
         return [receipts[place] for place in range(len(messages))]
 
-    def _resend(self, store: Store, topic: str, messages: Sequence[NewMessage]) -> list[Stored]:
+    def _resend(
+        self, stores: dict[Durability, Store], topic: str, messages: Sequence[NewMessage]
+    ) -> list[Stored]:
         """Send one call, named so that sending it again stores nothing twice."""
+        store = stores[messages[0].durability]
         produce = store.produce_delayed if messages[0].delay else store.produce
         call, backoff = self._calls.number(), Backoff()
         deadline = time.monotonic() + self._config.patience
@@ -94,6 +100,8 @@ class SyncProducer:
             while True:
                 try:
                     return run_blocking(produce(topic, messages, producer=producer, call=call))
+                except NotDurable as error:
+                    raise error.of(*(message.id for message in messages)) from None
                 except ServerUnavailable as error:
                     wait = backoff.wait()
                     if time.monotonic() + wait > deadline:
@@ -115,10 +123,18 @@ class SyncProducer:
         yield name
         names.append(name)
 
-    def _open(self) -> list[tuple[Store, BlockingCommands]]:
+    def _open(self) -> list[dict[Durability, Store]]:
+        config = self._config
         with self._address.lock:
             if not self._stores:
-                commands = BlockingCommands(self._address.enter(self), self._config.socket_timeout)
-                store = Store(commands, Keys(self._config.name), max_bytes=self._config.max_bytes)
-                self._stores = [(store, commands)]
+                url = self._address.enter(self)
+                plain = BlockingCommands(url, config.socket_timeout)
+                waiting = BlockingCommands(url, config.socket_timeout + config.durability_timeout)
+                self._connections = [plain, waiting]
+                keys = Keys(config.name)
+                commands: dict[Durability, Commands] = {"memory": plain}
+                commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
+                self._stores = [
+                    {name: Store(each, keys, max_bytes=config.max_bytes) for name, each in commands.items()}
+                ]
             return self._stores

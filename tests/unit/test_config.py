@@ -15,6 +15,7 @@ from mx_rmq.errors import (
     InvalidName,
     MessageTooLarge,
     MxRmqError,
+    NotReplicated,
     ServerUnavailable,
     UnsafeServer,
 )
@@ -63,6 +64,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert config.ttl == 7 * 24 * 3600
     assert config.lease == 15
     assert config.grace == 25
+    assert config.recovery_grace == 1
     assert config.crash_limit == 3
     assert config.dlq_max_age is None
     assert config.dlq_max_count is None
@@ -121,12 +123,16 @@ WRONG: dict[str, list[Any]] = {
     "lease": [0, -1, "15", None, math.inf, math.nan, True, 1e300],
     "timeout": [0, -1, "1", math.inf, math.nan, True],
     "retry": [3, None, "exponential", {"max_attempts": 3}],
+    "recovery_grace": [0, -1, 0.4, "1", math.inf, math.nan, True],
     "crash_limit": [0, -1, 1.5, None],
     "ttl": [0, -1, "1h", math.inf, math.nan, 1e12],
     "max_bytes": [0, 255, 1e6, None],
     "grace": [-1, None, math.inf, "25"],
     "socket_timeout": [0, -1, None, math.nan, 60],
     "patience": [-1, None, math.inf, "30", 56, 3600],
+    "durability_timeout": [0, -1, None, math.inf, "5", True, 26],
+    "durability": ["", "ram", None, True, ["disk"]],
+    "replicas": [0, -1, 1.5, None, True],
     "poll": [0, -1, None, math.inf],
     "dlq_max_age": [0, -1, "7d", math.inf],
     "dlq_max_count": [-1, 1.5, "10"],
@@ -152,8 +158,9 @@ def test_the_error_of_a_wrong_option_is_a_value_error_too() -> None:
 
 def test_edges_that_make_sense_are_taken() -> None:
     Config(concurrency=1, prefetch=0, crash_limit=1, max_bytes=256, grace=0, patience=0, dlq_max_count=0)
-    Config(timeout=None, ttl=None, dlq_max_age=None)
-    Config(lease=1, patience=55, socket_timeout=5)
+    Config(timeout=None, ttl=None, dlq_max_age=None, recovery_grace=None)
+    Config(lease=1, patience=50, socket_timeout=5, durability_timeout=5)
+    Config(patience=54.9, socket_timeout=5, durability_timeout=0.1)
 
 
 # -- secrets
@@ -401,6 +408,33 @@ async def _(bench: Bench) -> None:
         assert (await queue.dlq.get(id_)).reason == "crashed"
 
 
+@proves("recovery_grace")
+async def _(bench: Bench) -> None:
+    """A worker claims for long, and then its network is gone."""
+    gone = bench.queue(url=bench.proxy.url, lease=600, grace=0)
+    handled = asyncio.Event()
+
+    @gone.handler("t")
+    async def never(payload: int) -> None:
+        await asyncio.Event().wait()
+
+    async with gone, bench.queue(recovery_grace=0.5) as queue:
+
+        @queue.handler("t")
+        async def handle(payload: int) -> None:
+            handled.set()
+
+        await queue.produce("t", 1)
+        await gone.start()
+        await eventually(bench.running)
+        await eventually(lambda: _registered(queue))
+        bench.proxy.away()
+        await queue.start()
+        async with asyncio.timeout(10):
+            await handled.wait()
+        bench.proxy.back()
+
+
 @proves("ttl")
 async def _(bench: Bench) -> None:
     async with bench.queue(ttl=100.0) as queue:
@@ -450,6 +484,27 @@ async def _(bench: Bench) -> None:
     async with bench.queue(url=bench.proxy.url, patience=0.1) as queue:
         bench.proxy.away()
         with pytest.raises(ServerUnavailable, match=r"gave up after 0\.1 s"):
+            await queue.produce("t", 1)
+
+
+@proves("durability")
+async def _(bench: Bench) -> None:
+    async with bench.queue(durability="replicated", durability_timeout=0.01) as queue:
+        with pytest.raises(NotReplicated):
+            await queue.produce("t", 1)
+
+
+@proves("durability_timeout")
+async def _(bench: Bench) -> None:
+    async with bench.queue(durability="replicated", durability_timeout=0.2) as queue:
+        with pytest.raises(NotReplicated, match=r"within 0\.2 s"):
+            await queue.produce("t", 1)
+
+
+@proves("replicas")
+async def _(bench: Bench) -> None:
+    async with bench.queue(durability="replicated", durability_timeout=0.01, replicas=3) as queue:
+        with pytest.raises(NotReplicated, match="0 of 3 replicas"):
             await queue.produce("t", 1)
 
 

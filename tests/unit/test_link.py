@@ -250,6 +250,18 @@ async def test_it_opens_again_after_the_server_hung_up(link: Link, redis: Redis)
     await eventually(answers)
 
 
+async def test_it_says_which_connection_is_in_use(link: Link, redis: Redis) -> None:
+    assert link.connection == 0
+    first = await link.execute_command("CLIENT", "ID")
+    assert link.connection == 1
+    await link.execute_command("PING")
+    assert link.connection == 1
+    await command(redis, "CLIENT", "KILL", "ID", first)
+    await eventually(lambda: link.connection == 0)
+    await link.execute_command("PING")
+    assert link.connection == 2
+
+
 async def test_everyone_who_waits_is_told_when_the_connection_is_cut(proxy: Proxy) -> None:
     async with through(proxy) as link:
         await link.execute_command("PING")

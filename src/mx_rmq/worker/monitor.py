@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Attempt, Death, Message, decode_message, describe, encode_death, encode_message
-from mx_rmq.reader import SILENCE
 from mx_rmq.store import BATCH_LIMIT
+from mx_rmq.worker.presence import Presence
 from mx_rmq.worker.service import Service
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mx_rmq.config import Config
     from mx_rmq.records import Delivery, Takeover
     from mx_rmq.shard import Shard
@@ -28,12 +30,12 @@ _HOUSEKEEPING = 5.0
 class Monitor(Service):
     """Recovers one shard's messages, and says that this worker lives."""
 
-    def __init__(self, shard: Shard, config: Config, worker: str, facts: bytes) -> None:
+    def __init__(self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
         super().__init__("monitor")
         self._worker = worker
         self._store = shard.store
         self._config = config
-        self._facts = facts
+        self._presence = Presence(shard, config, worker, facts)
         self._kept_house_at = float("-inf")
 
     async def step(self) -> None:
@@ -48,8 +50,9 @@ class Monitor(Service):
         if overdue.taken:
             await self._settle(overdue.taken, overdue.now)
         await self._keep_house()
-        if not overdue.taken:
-            await self.pause(_INTERVAL)
+        more = await self._presence.step()
+        if not overdue.taken and not more:
+            await self.pause(self._presence.pause(_INTERVAL))
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         retries: dict[str, list[tuple[Delivery, float, bytes]]] = defaultdict(list)
@@ -90,16 +93,16 @@ class Monitor(Service):
 
     def _count_crash(self, message: Message, takeover: Takeover, now: float) -> None:
         message.crashes += 1
-        error = "the worker vanished: its lease ran out"
+        gone = self._presence.vanished(takeover.previous)
+        error = f"the worker vanished: its {'connection was gone' if gone else 'lease ran out'}"
         message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))
 
     async def _keep_house(self) -> None:
-        """Every few seconds: say that this worker lives, and delete dead messages beyond retention."""
+        """Every few seconds: delete dead messages beyond retention."""
         now = asyncio.get_running_loop().time()
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
         self._kept_house_at = now
-        await self._store.register_worker(self._worker, self._facts, silence=SILENCE)
         if self._config.dlq_max_age is not None or self._config.dlq_max_count is not None:
             deleted = BATCH_LIMIT
             while deleted == BATCH_LIMIT:
@@ -109,4 +112,4 @@ class Monitor(Service):
 
     async def leave(self) -> None:
         """Say that this worker is gone."""
-        await self._store.register_worker(self._worker, b"", silence=SILENCE)
+        await self._presence.leave()

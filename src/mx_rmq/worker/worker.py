@@ -8,8 +8,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from mx_rmq.errors import MxRmqError, NoHandler
 from mx_rmq.ids import new_id
 from mx_rmq.worker.deadlines import Deadlines
@@ -157,13 +155,11 @@ class Worker:
         # Not cancelled: a claim that is under way must come back, or its messages wait for their lease.
         await asyncio.gather(*(self._tasks[service] for service in services))
 
-    def _facts(self, handlers: Sequence[Handler[Any]]) -> bytes:
+    def _facts(self, handlers: Sequence[Handler[Any]]) -> dict[str, Any]:
         """What other tools may know of this worker."""
-        return msgspec.json.encode(
-            {
-                "topics": sorted(handler.topic for handler in handlers),
-                "concurrency": self._config.concurrency,
-                "pid": os.getpid(),
-                "started_at": round(time.time(), 3),
-            }
-        )
+        return {
+            "topics": sorted(handler.topic for handler in handlers),
+            "concurrency": self._config.concurrency,
+            "pid": os.getpid(),
+            "started_at": round(time.time(), 3),
+        }

@@ -4,6 +4,8 @@ local function answer_of(call_key, call)
   if call == '' then return nil end
   local memory = redis.call('GET', call_key)
   if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end
+  -- A WAIT behind this call is for what its connection wrote: without a write it would wait for nothing.
+  redis.call('EXPIRE', call_key, 60)
   local status = {}
   for code in string.gmatch(string.sub(memory, #call + 2), '%S+') do
     status[#status + 1] = tonumber(code)

@@ -1,0 +1,200 @@
+"""Presence: this worker says that it lives, and sees who does not any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from mx_rmq.errors import StoreError
+from mx_rmq.reader import SILENCE, Connection, Reader
+from mx_rmq.records import Delivery
+from mx_rmq.store import BATCH_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mx_rmq.config import Config
+    from mx_rmq.shard import Shard
+
+logger = logging.getLogger("mx_rmq.worker")
+
+_REGISTER = 5.0
+
+
+class _Said(msgspec.Struct):
+    """What a worker said of its connection; anyone may write nonsense."""
+
+    server: str = ""
+    connection: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)] | None = None
+
+
+_NOTHING: Final = _Said()
+
+
+class Presence:
+    """Registers one worker on one shard, and ends the leases of those whose connection is gone.
+
+    A client id is never given twice in one run of the server, so a registered connection that the server
+    does not list is gone for good. Its worker has vanished unless it comes back under another one.
+    Where that cannot be seen, the leases alone decide.
+    """
+
+    def __init__(self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+        self._link = shard.link
+        self._store = shard.store
+        self._reader = Reader(shard.store)
+        self._worker = worker
+        self._grace = config.recovery_grace
+        # Whoever was silent for so long has no lease left.
+        self._silence = max(SILENCE, config.lease + _REGISTER)
+        self._facts = dict(facts)
+        self._said = msgspec.json.encode(facts)
+        self._said_at = -inf
+        self._known = -1
+        """The link's connection for which the next two hold."""
+        self._own: Connection | None = None
+        self._missing: dict[tuple[str, int], float] = {}
+        """Workers whose connection is gone, and when this was first seen."""
+        self._vanished: dict[str, float] = {}
+        """Who vanished lately, and when; for the history of their messages."""
+        self._told = False
+        self._loop = asyncio.get_running_loop()
+
+    async def step(self) -> bool:
+        """Say that this worker lives if it is time to, and end the leases of those that vanished.
+
+        Returns whether any lease ended, so that there is something to take over.
+        """
+        if self._grace is not None and self._link.connection != self._known:
+            await self._identify()
+        if self._loop.time() - self._said_at >= _REGISTER:
+            await self._register()
+        if self._grace is not None and self._own is not None:
+            try:
+                return await self._look(self._own, self._grace)
+            except ResponseError as error:
+                self._cannot(error)
+        return False
+
+    async def leave(self) -> None:
+        """Say that this worker is gone."""
+        await self._store.register_worker(self._worker, b"", silence=self._silence)
+
+    def pause(self, most: float) -> float:
+        """How long to wait for the next step, at most *most* seconds."""
+        if self._grace is None or not self._missing:
+            return most
+        return max(0.0, min(most, min(self._missing.values()) + self._grace - self._loop.time()))
+
+    def vanished(self, holder: str) -> bool:
+        """Whether a holder of leases is known to have vanished."""
+        return _worker_of(holder) in self._vanished
+
+    async def _identify(self) -> None:
+        """Learn which connection this is, and say it at once."""
+        self._missing.clear()  # who was cut at the same time shall have the whole grace to come back
+        while True:
+            before = self._link.connection
+            refusal = None
+            try:
+                self._own = await self._reader.own_connection()
+            except ResponseError as error:
+                self._own, refusal = None, error
+            if before and before == self._link.connection:  # else they were answered by different ones
+                break
+        self._known = before
+        self._introduce()
+        if refusal is not None:
+            self._cannot(refusal)
+
+    def _introduce(self) -> None:
+        """Say at the next opportunity by which connection others see this worker, if they do."""
+        own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
+        self._said = msgspec.json.encode(self._facts | own)
+        self._said_at = -inf
+
+    def _cannot(self, error: ResponseError) -> None:
+        """Leave it to the leases until there is another connection."""
+        self._own = None
+        self._missing.clear()
+        self._introduce()
+        if not self._told:
+            self._told = True
+            logger.warning("recovery.by_lease", extra={"worker": self._worker, "error": str(error)})
+
+    async def _register(self) -> None:
+        self._said_at = self._loop.time()
+        await self._store.register_worker(self._worker, self._said, silence=self._silence)
+
+    async def _look(self, own: Connection, grace: float) -> bool:
+        """See whose connection is gone, and since when."""
+        asked_at = self._loop.time()
+        registered = await self._reader.registered()
+        if registered.get(self._worker) != self._said:  # taken for vanished, or the server was emptied
+            await self._register()
+        ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
+        there = await self._reader.connected({own.id, *ids.values()})
+        if self._link.connection != self._known:
+            return False
+        if own.id not in there:
+            raise ResponseError("the server does not list this connection any more")
+        # From after the first look without it until before the last one: a loop that was busy in between
+        # must not count as somebody else's absence.
+        now = self._loop.time()
+        gone = {(name, id_) for name, id_ in ids.items() if id_ not in there}
+        self._missing = {each: self._missing.get(each, now) for each in gone}
+        self._vanished = {name: at for name, at in self._vanished.items() if now - at < SILENCE}
+        over = [each for each, since in self._missing.items() if asked_at - since >= grace]
+        for each in over:
+            del self._missing[each]
+        return bool(over) and await self._recover({name: registered[name] for name, _ in over})
+
+    async def _recover(self, vanished: Mapping[str, bytes]) -> bool:
+        """End the leases of workers now, so that whoever monitors takes their messages over."""
+        held: dict[str, list[Delivery]] = {}
+        for topic in await self._reader.topics():
+            try:
+                leases = await self._reader.leases(topic)
+            except ResponseError as error:  # of one topic; the others are recovered
+                logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+                continue
+            for id_, lease in leases.items():
+                token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
+                if (name := _worker_of(holder)) in vanished:
+                    held.setdefault(name, []).append(Delivery(id_, topic, token, b"", inf))
+        # One that has come back meanwhile keeps them; what it claims from now on was not seen above.
+        registered = await self._reader.registered()
+        for name, facts in vanished.items():
+            if registered.get(name) == facts:
+                await self._end(name, held.get(name, []))
+        return bool(held)
+
+    async def _end(self, name: str, deliveries: list[Delivery]) -> None:
+        logger.warning("worker.vanished", extra={"worker": name, "messages": len(deliveries)})
+        self._vanished[name] = self._loop.time()
+        for topic in {delivery.topic for delivery in deliveries}:
+            of_topic = [delivery for delivery in deliveries if delivery.topic == topic]
+            for start in range(0, len(of_topic), BATCH_LIMIT):
+                try:
+                    await self._store.extend(topic, of_topic[start : start + BATCH_LIMIT], lease=0)
+                except StoreError as error:
+                    logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+        await self._store.register_worker(name, b"", silence=self._silence)
+
+
+def _worker_of(holder: str) -> str:
+    return holder.removesuffix(".monitor")
+
+
+def _connection(facts: bytes, server: str) -> int | None:
+    """The connection a worker registered in this run of the server, None if it did not."""
+    try:
+        said = msgspec.json.decode(facts, type=_Said)
+    except msgspec.MsgspecError:
+        said = _NOTHING
+    return said.connection if said.server == server else None

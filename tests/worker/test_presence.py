@@ -1,0 +1,591 @@
+"""Messages of a worker whose connection is gone run elsewhere in seconds, whatever their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from mx_rmq import Context, RedisMessageQueue
+from mx_rmq.config import Config
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.link import Link
+from mx_rmq.reader import Reader
+from mx_rmq.shard import Shard
+from mx_rmq.store import Store
+from mx_rmq.worker.presence import Presence
+from tests.harness import command, server_binaries
+from tests.proxy import Proxy
+from tests.scripts.helpers import new
+from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from mx_rmq.store import Commands
+    from tests.worker.helpers import MakeQueue
+
+LEASE = 30.0
+SOON = 3.0
+"""Within this many seconds messages must run elsewhere."""
+LONG = 2.0
+"""Longer than the grace and a look take: whatever is recovered without a lease has been by then."""
+
+APP = """
+import asyncio, sys
+from mx_rmq import RedisMessageQueue, run
+
+mq = RedisMessageQueue(sys.argv[1], name="q", check="off", lease=30, grace=0, concurrency=2)
+
+@mq.handler("t")
+async def on_t(payload: int) -> None:
+    print("running", payload, flush=True)
+    await asyncio.Event().wait()
+
+run(mq)
+"""
+
+
+# -- with processes
+
+
+@asynccontextmanager
+async def busy_worker(mq: RedisMessageQueue, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that runs two messages for ever."""
+    for n in range(2):
+        await mq.produce("t", n, message_id=f"A{n}")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", APP, url, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        for _ in range(2):
+            async with asyncio.timeout(20):
+                assert (await process.stdout.readline()).startswith(b"running")
+        await watching(mq, 1)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+def listen(mq: RedisMessageQueue) -> list[int]:
+    seen: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    return seen
+
+
+async def watching(mq: RedisMessageQueue, count: int) -> None:
+    """Wait until so many workers are registered with their connection."""
+
+    async def look() -> bool:
+        return sum(worker.connection > 0 for worker in await mq.workers()) == count
+
+    await eventually(look)
+
+
+@pytest.mark.parametrize("peer", ["started before", "started after"])
+async def test_messages_of_a_killed_process_run_elsewhere_long_before_their_lease_ends(
+    make_queue: MakeQueue, server: EmbeddedServer, peer: str
+) -> None:
+    mq, outside = make_queue(lease=LEASE), make_queue()
+    seen = listen(mq)
+    history: set[tuple[str, str]] = set()
+
+    @mq.middleware
+    async def remember(call_next: Any, payload: Any, ctx: Context) -> Any:
+        message = (await outside.get(ctx.message_id)).message
+        assert message is not None
+        history.update((attempt.worker, attempt.error) for attempt in message.history)
+        return await call_next(payload, ctx)
+
+    async with busy_worker(outside, server.url) as process:
+        if peer == "started before":
+            await mq.start()
+            await watching(outside, 2)
+        killed = (await outside.get("A0")).holder
+        process.kill()
+        await process.wait()
+        if peer == "started after":
+            await mq.start()
+        await eventually(lambda: sorted(seen) == [0, 1], within=SOON)
+    await drained(outside)
+    assert killed not in {worker.name for worker in await outside.workers()}
+    assert history == {(killed, "the worker vanished: its connection was gone")}
+
+
+@ONE_SERVER
+async def test_a_process_that_stands_still_keeps_its_messages_while_its_lease_lasts(
+    make_queue: MakeQueue, server: EmbeddedServer
+) -> None:
+    mq, outside = make_queue(lease=LEASE), make_queue()
+    seen = listen(mq)
+    async with busy_worker(outside, server.url) as process:
+        await mq.start()
+        await watching(outside, 2)
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(LONG)
+        assert seen == []
+        assert (await outside.counts()).processing == 2
+
+
+@ONE_SERVER
+async def test_a_half_open_connection_leaves_it_to_the_lease(
+    make_queue: MakeQueue, server: EmbeddedServer
+) -> None:
+    """The host lost its power: nothing tells the server that nobody is there."""
+    mq, outside = make_queue(lease=LEASE), make_queue()
+    seen = listen(mq)
+    with Proxy(server) as proxy:
+        async with busy_worker(outside, proxy.url) as process:
+            await mq.start()
+            await watching(outside, 2)
+            proxy.freeze()
+            await asyncio.sleep(1)  # something is on its way in each connection, so the proxy sees no end
+            process.kill()
+            await process.wait()
+            await asyncio.sleep(LONG)
+            assert seen == []
+            assert (await outside.counts()).processing == 2
+            proxy.thaw()  # the server hears that it is gone
+            await eventually(lambda: len(seen) == 2, within=SOON)
+
+
+async def test_after_a_restart_of_the_server_old_registrations_mean_nothing() -> None:
+    """Client ids start again with 1, and everybody is reconnecting."""
+    binary = next(iter(server_binaries().values()))
+    options: dict[str, Any] = {"name": "q", "check": "off", "grace": 0.0, "lease": LEASE}
+    with (
+        tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home,
+        EmbeddedServer.open(Path(home), binary=binary) as first,
+    ):
+        async with RedisMessageQueue(first.url, **options) as mq:
+            seen = listen(mq)
+            async with busy_worker(mq, first.url) as process:
+                await mq.start()
+                await watching(mq, 2)
+                os.kill(process.pid, signal.SIGSTOP)
+                os.kill(first.pid, signal.SIGKILL)
+                await asyncio.sleep(0.2)
+                with EmbeddedServer.open(Path(home), binary=binary):
+                    await eventually(lambda: comes_back(mq))
+                    await asyncio.sleep(LONG)
+                    assert seen == []
+                    assert (await mq.counts()).processing == 2
+                    assert len(await mq.workers()) == 2
+                    await mq.close()
+
+
+async def comes_back(mq: RedisMessageQueue) -> bool:
+    """Whether two registrations are there, under different runs of the server."""
+    return len({worker.server for worker in await mq.workers()}) == 2
+
+
+@ONE_SERVER
+async def test_workers_whose_connections_are_all_cut_come_back_and_keep_their_messages(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    started: list[int] = []
+    finish = asyncio.Event()
+    queues = [make_queue(lease=LEASE) for _ in range(2)]
+    for mq in queues:
+
+        @mq.handler("t")
+        async def on_t(payload: int) -> None:
+            started.append(payload)
+            await finish.wait()
+
+        await mq.start()
+    await watching(queues[0], 2)
+    await queues[0].produce_many("t", range(10))
+    await eventually(lambda: len(started) == 10)
+    for _ in range(2):
+        before = {worker.connection for worker in await queues[0].workers()}
+        await command(redis, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.sleep(LONG)
+        after = {worker.connection for worker in await queues[0].workers()}
+        assert len(after) == 2
+        assert not after & before
+    finish.set()
+    await drained(queues[0])
+    assert sorted(started) == list(range(10))
+
+
+# -- step by step
+
+
+class Watch:
+    """The time of an observer, instead of the loop's."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Between:
+    """Commands that something happens to before they are sent."""
+
+    def __init__(self, commands: Commands, act: Callable[[tuple[Any, ...]], Awaitable[Any]]) -> None:
+        self._commands = commands
+        self._act = act
+
+    async def execute_command(self, *args: Any) -> Any:
+        answer = await self._act(args)
+        return await self._commands.execute_command(*args) if answer is None else answer
+
+
+class Scene:
+    """An observer whose clock we own, and other workers that are there or not."""
+
+    def __init__(self, url: str, redis: Redis, **options: Any) -> None:
+        self.redis = redis
+        self.store = store_of(redis)
+        self.link = Link(f"unix://{redis.connection_pool.connection_kwargs['path']}", timeout=5)
+        self.reader = Reader(Store(self.link, self.store.keys))
+        self.watch = Watch()
+        self.shard = Shard(url, Config(name="q", url=url, lease=LEASE, **options))
+        self.presence = self.observer(**options)
+
+    def observer(self, **options: Any) -> Presence:
+        config = Config(name="q", lease=LEASE, **options)
+        presence = Presence(self.shard, config, "observer", {"topics": []})
+        presence._loop = self.watch  # type: ignore[assignment]
+        return presence
+
+    def between(self, act: Callable[[tuple[Any, ...]], Awaitable[Any]]) -> None:
+        """Let something happen before each of the observer's plain commands."""
+        self.presence._reader._commands = Between(self.shard.link, act)
+
+    async def step(self, seconds: float = 0.0) -> bool:
+        """Let some time pass, then let the observer look."""
+        self.watch.now += seconds
+        return await self.presence.step()
+
+    async def register(self, worker: str, *, server: str = "", there: bool = False) -> None:
+        """Register a worker by a connection that is there, or not any more."""
+        async with Redis(unix_socket_path=self.redis.connection_pool.connection_kwargs["path"]) as client:
+            id_ = await command(self.redis if there else client, "CLIENT", "ID")
+        run = server or (await command(self.redis, "INFO", "server"))["run_id"]
+        facts = msgspec.json.encode({"connection": id_, "server": run})
+        await self.store.register_worker(worker, facts, silence=60)
+
+    async def claim(self, holder: str, *ids: str, topic: str = "t") -> None:
+        """Let a worker hold messages for long."""
+        await self.store.produce(topic, [new(id_) for id_ in ids])
+        claim = await self.store.claim(topic, 1000, lease=600, holder=holder)
+        assert len(claim.deliveries) == len(ids)
+
+    async def ended(self) -> list[str]:
+        """Whose lease is over."""
+        overdue = await self.store.take_over(1000, lease=600, holder="monitor")
+        return sorted(takeover.delivery.id for takeover in overdue.taken)
+
+    async def close(self) -> None:
+        await self.shard.close()
+        await self.link.close()
+
+    async def registered(self) -> set[str]:
+        return set(await self.reader.registered())
+
+
+@pytest.fixture
+async def scene(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Scene]:
+    scene = Scene(server.url, redis)
+    yield scene
+    await scene.close()
+
+
+async def test_the_leases_of_who_is_gone_for_the_grace_end(scene: Scene) -> None:
+    await scene.register("gone")
+    await scene.register("here", there=True)
+    await scene.claim("gone", "A1", "A2")
+    await scene.claim("gone", "B1", topic="u")
+    await scene.claim("gone.monitor", "A3")
+    await scene.claim("here", "A4")
+    await scene.claim("unknown", "A5")
+    assert not await scene.step()
+    assert not await scene.step(0.99)
+    assert await scene.ended() == []
+    assert await scene.registered() == {"gone", "here", "observer"}
+    assert await scene.step(0.02)
+    assert await scene.ended() == ["A1", "A2", "A3", "B1"]
+    assert await scene.registered() == {"here", "observer"}
+    assert scene.presence.vanished("gone")
+    assert scene.presence.vanished("gone.monitor")
+    assert not scene.presence.vanished("here")
+
+
+async def test_many_messages_in_hand_are_no_obstacle(scene: Scene) -> None:
+    await scene.register("gone")
+    for start in range(0, 3000, 1000):
+        await scene.claim("gone", *(f"m{start + n}" for n in range(1000)))
+    await scene.step()
+    await scene.step(1)
+    assert sum([len(await scene.ended()) for _ in range(3)]) == 3000
+
+
+async def test_who_comes_back_in_time_keeps_its_messages(scene: Scene) -> None:
+    await scene.register("back")
+    await scene.claim("back", "A1")
+    await scene.step()
+    await scene.step(0.9)
+    await scene.register("back", there=True)
+    assert not await scene.step(0.2)
+    assert not await scene.step(10)
+    assert await scene.ended() == []
+
+
+async def test_who_is_cut_again_and_again_has_the_whole_grace_each_time(scene: Scene) -> None:
+    await scene.claim("back", "A1")
+    for _ in range(5):
+        await scene.register("back")
+        assert not await scene.step(0.9)
+    assert await scene.ended() == []
+
+
+async def test_an_observer_that_was_cut_itself_judges_nobody_from_before(scene: Scene) -> None:
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    await scene.step()
+    await command(scene.redis, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await eventually(lambda: scene.shard.link.connection == 0)
+    assert not await scene.step(10)
+    assert not await scene.step(0.9)
+    assert await scene.step(0.2)
+    assert await scene.ended() == ["A1"]
+
+
+async def test_an_observer_that_was_busy_while_somebody_came_back_does_not_judge(scene: Scene) -> None:
+    """Its loop stood still between two questions; only the first answer is old."""
+    await scene.register("back")
+    await scene.claim("back", "A1")
+    await scene.step()
+
+    async def busy(args: tuple[Any, ...]) -> None:
+        if args[:2] == ("CLIENT", "LIST"):
+            await scene.register("back", there=True)
+            scene.watch.now += 60
+
+    scene.between(busy)
+    assert not await scene.step(0.5)
+    assert not await scene.step()
+    assert await scene.ended() == []
+
+
+async def test_who_comes_back_while_it_is_being_judged_keeps_its_messages(scene: Scene) -> None:
+    await scene.register("back")
+    await scene.claim("back", "A1")
+    await scene.step()
+
+    async def come_back(args: tuple[Any, ...]) -> None:
+        if args[0] == "HSCAN":
+            await scene.register("back", there=True)
+
+    scene.between(come_back)
+    await scene.step(2)
+    assert await scene.ended() == []
+    assert await scene.registered() == {"back", "observer"}
+
+
+async def test_a_registration_of_another_run_of_the_server_says_nothing(scene: Scene) -> None:
+    await scene.register("old", server="a" * 40)
+    await scene.claim("old", "A1")
+    assert not await scene.step()
+    assert not await scene.step(60)
+    assert await scene.ended() == []
+    assert "old" in await scene.registered()
+
+
+@pytest.mark.parametrize("connection", ["-1", "0", "1e99", "9" * 30, '"7"', "null", "[1]", "true", ""])
+async def test_nonsense_in_the_registry_is_nobodys_end(scene: Scene, connection: str) -> None:
+    run = (await command(scene.redis, "INFO", "server"))["run_id"]
+    facts = f'{{"server":"{run}","connection":{connection}}}'
+    await scene.store.register_worker("odd", facts.encode(), silence=60)
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    await scene.claim("odd", "A2")
+    await scene.step()
+    await scene.step(2)
+    assert await scene.ended() == ["A1"]
+
+
+async def test_a_topic_that_cannot_be_read_does_not_stop_the_others(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.register("gone")
+    for topic in ("a", "b", "c"):
+        await scene.claim("gone", f"{topic}1", topic=topic)
+    await scene.redis.set("mx-rmq:{q}:b:processing", "wrong")
+    await scene.redis.hset("mx-rmq:{q}:c:processing", b"\xff", b"\xff\xfe")
+    await scene.step()
+    await scene.step(2)
+    assert await scene.ended() == ["a1", "c1"]
+    assert [record.topic for record in events(caplog, "topic.failed")] == ["b"]
+
+
+async def test_the_next_look_comes_when_the_grace_is_over(scene: Scene) -> None:
+    await scene.step()
+    assert scene.presence.pause(0.5) == 0.5
+    await scene.register("gone")
+    await scene.step()
+    assert scene.presence.pause(0.5) == 0.5
+    await scene.step(0.7)
+    assert scene.presence.pause(0.5) == pytest.approx(0.3)
+
+
+async def test_a_worker_that_was_forgotten_registers_again(scene: Scene) -> None:
+    await scene.step()
+    await scene.store.register_worker("observer", b"", silence=60)
+    await scene.step(0.5)
+    assert await scene.registered() == {"observer"}
+
+
+async def test_a_worker_is_remembered_for_as_long_as_its_lease_may_last(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    """So that one that starts a minute after the other's end still sees that it is gone."""
+    scene = Scene(server.url, redis)
+    long = Presence(scene.shard, Config(name="q", lease=90.0), "observer", {})
+    await scene.register("gone")
+    seconds, _ = await redis.time()
+    await redis.zadd("mx-rmq:{q}:workers_seen", {"gone": (seconds - 90) * 1000})
+    await long.step()
+    assert await scene.registered() == {"gone", "observer"}
+    await scene.close()
+
+
+# -- where it cannot work
+
+
+async def test_none_turns_it_off(server: EmbeddedServer, redis: Redis) -> None:
+    scene = Scene(server.url, redis, recovery_grace=None)
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    for seconds in (0, 60, 60):
+        assert not await scene.step(seconds)
+    assert await scene.ended() == []
+    assert [(worker.name, worker.connection) for worker in await scene.reader.workers()][-1] == (
+        "observer",
+        0,
+    )
+    await scene.close()
+
+
+async def test_behind_a_proxy_that_shares_connections_it_is_off(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each command may go through another connection, which says nothing of who sent it."""
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+
+    async def pooled(args: tuple[Any, ...]) -> Any:
+        if args != ("CLIENT", "ID"):
+            return None
+        path = scene.redis.connection_pool.connection_kwargs["path"]
+        async with Redis(unix_socket_path=path) as other:
+            return await command(other, *args)
+
+    scene.between(pooled)
+    for _ in range(3):
+        assert not await scene.step(2)
+        workers = {worker.name: worker.connection for worker in await scene.reader.workers()}
+        assert workers["observer"] == 0  # others must not judge it by a connection that is not its own
+    assert await scene.ended() == []
+    assert len(events(caplog, "recovery.by_lease")) == 1
+
+
+@pytest.mark.parametrize("missing", ["-client|list", "-client|id", "-info", "-hgetall"])
+async def test_without_a_right_it_is_off_and_the_start_up_check_says_so(
+    make_queue: MakeQueue,
+    server: EmbeddedServer,
+    redis: Redis,
+    caplog: pytest.LogCaptureFixture,
+    missing: str,
+) -> None:
+    await redis.config_set("appendonly", "yes")
+    rights = f"on >secret ~mx-rmq:* +@all {missing}"
+    await command(redis, "ACL", "SETUSER", "limited", "reset", *rights.split())
+    try:
+        url = server.url.replace("unix://", "unix://limited:secret@")
+        mq = make_queue(url, lease=1.0, check="refuse")
+        seen = listen(mq)
+        await mq.open()
+        (said,) = events(caplog, "recovery.by_lease")
+        assert "messages of a worker that vanished wait for their lease of 1 s: NOPERM" in said.problem
+        await mq.start()
+        await eventually(lambda: len(events(caplog, "recovery.by_lease")) == 2)
+
+        scene = Scene(server.url, redis)
+        await scene.register("gone")
+        await mq.produce("t", 1)
+        await eventually(lambda: len(seen) == 1)
+        await command(redis, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await mq.produce("t", 2)
+        await eventually(lambda: len(seen) == 2)
+        await asyncio.sleep(0.6)  # longer than a step
+        assert len(events(caplog, "recovery.by_lease")) == 2
+        assert events(caplog, "service.failed") == []
+        assert "gone" in await scene.registered()
+        await scene.close()
+        await mq.close()
+    finally:
+        await command(redis, "ACL", "DELUSER", "limited")
+        await redis.config_set("appendonly", "no")
+
+
+async def test_a_right_that_is_taken_away_while_working_leaves_it_to_the_leases(
+    server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await command(redis, "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all")
+    scene = Scene(server.url.replace("unix://", "unix://limited:secret@"), redis)
+    try:
+        await scene.step()
+        assert [worker.connection > 0 for worker in await scene.reader.workers()] == [True]
+        await command(redis, "ACL", "SETUSER", "limited", "-client|list")
+        await scene.register("gone")
+        await scene.claim("gone", "A1")
+        for _ in range(3):
+            assert not await scene.step(2)
+        assert await scene.ended() == []
+        workers = {worker.name: worker.connection for worker in await scene.reader.workers()}
+        assert workers["observer"] == 0
+        assert len(events(caplog, "recovery.by_lease")) == 1
+    finally:
+        await scene.close()
+        await command(redis, "ACL", "DELUSER", "limited")
+
+
+@ONE_SERVER
+async def test_a_worker_that_vanished_is_recovered_by_lease_where_nobody_can_see_it(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    mq = make_queue(lease=1.0, recovery_grace=None)
+    seen = listen(mq)
+    await mq.open()
+    scene = Scene(mq.config.url, redis)
+    await scene.register("gone")
+    await mq.produce("t", 7, message_id="A1")
+    claim = await scene.store.claim("t", 1, lease=LONG + 1, holder="gone")
+    assert len(claim.deliveries) == 1
+    await mq.start()
+    await asyncio.sleep(LONG)
+    assert seen == []
+    assert (await in_state(mq, "A1", "processing")).holder == "gone"
+    await eventually(lambda: seen == [7])
+    await scene.close()
