@@ -496,7 +496,7 @@ async def test_a_caller_that_gives_up_leaves_the_others_alone(proxy: Proxy, redi
 
 
 async def test_calls_that_come_together_travel_together(proxy: Proxy, redis: Redis) -> None:
-    """One leads; of what is under way behind it every call takes half, down to 16: 250, 125, 63, 32, 16 and rest."""
+    """One leads; of what is under way behind it every call takes half, down to 16 messages."""
     async with through(proxy) as queue:
         await queue.produce("t", 0)
         proxy.commands.clear()
