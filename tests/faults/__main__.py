@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -80,6 +81,7 @@ def main() -> int:
         names = ["soak"]
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     console = Console(stderr=True)
+    logging.getLogger("mx_rmq").addHandler(logging.NullHandler())  # or it would write into the progress
     console.print(f"seed {seed}", highlight=False)
     rows = asyncio.run(run(names, short=options.short, seed=seed, console=console))
     if options.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -31,6 +32,10 @@ _spawn = multiprocessing.get_context("forkserver")
 _spawn.set_forkserver_preload(["tests.faults.programs"])
 
 TOPIC = "jobs"
+
+_FAILURES = re.compile(
+    r"^\S+ ((?:again|runner\.failed|service\.failed|settle\.\w+|topic\.failed) .*)", re.MULTILINE
+)
 
 
 class Child:
@@ -130,12 +135,21 @@ class Arena:
         topic: str = TOPIC,
         callers: int = 50,
         rate: float | None = None,
+        delay: float = 0.0,
         **options: Any,
     ) -> Child:
         """Start a producer of ``NAME-1``, ``NAME-2``, …: so many of each payload, in this order."""
         paths = str(self._ledgers), str(self.logs)
-        args = name, topic, list(payloads), callers, rate, options
+        args = name, topic, list(payloads), callers, rate, delay, options
         return self._born(Child(programs.producer, *paths, self.url, *args))
+
+    def sync_producer(
+        self, name: str, payload: dict[str, Any], count: int, *, threads: int = 4, rate: float
+    ) -> Child:
+        """Start a producer that has no event loop."""
+        paths = str(self._ledgers), str(self.logs)
+        args = name, TOPIC, payload, count, threads, rate
+        return self._born(Child(programs.sync_producer, *paths, self.url, *args))
 
     def _born(self, child: Child) -> Child:
         self.children.append(child)
@@ -150,6 +164,10 @@ class Arena:
     def log_text(self) -> str:
         """What every process has logged."""
         return "\n".join(file.read_text(errors="replace") for file in self.logs.iterdir())
+
+    def failures(self) -> list[str]:
+        """What producers were refused (``again …``) and what workers could not do, as they logged it."""
+        return _FAILURES.findall(self.log_text())
 
     # -- what happened
 

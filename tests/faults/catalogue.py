@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from tests.faults.aof_cut import aof_cut
+from tests.faults.memory_full import memory_full
+from tests.faults.million import million
 from tests.faults.run import Fault
+from tests.faults.scripts_flushed import least_privilege, scripts_flushed
+from tests.faults.server_killed import server_killed
 from tests.faults.soak import soak
 from tests.faults.workers_killed import workers_killed
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
+    "server-killed": server_killed,
+    "aof-cut": aof_cut,
+    "scripts-flushed": scripts_flushed,
+    "least-privilege": least_privilege,
+    "memory-full": memory_full,
+    "million": million,
     "soak": soak,
 }

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ def producer(
     payloads: list[tuple[dict[str, Any], int]],
     callers: int,
     rate: float | None,
+    delay: float,
     options: dict[str, Any],
 ) -> None:
     """Produce messages ``NAME-1``, ``NAME-2``, … until each is acknowledged.
@@ -130,6 +132,7 @@ def producer(
         payloads: what, and how many of it.
         callers: how many are produced at a time.
         rate: messages per second, as many as it can if None.
+        delay: seconds before each may run.
     """
     ledger = begin(folder, log)
 
@@ -144,7 +147,7 @@ def producer(
                         await asyncio.sleep(max(0.0, started + n / rate - time.monotonic()))
                     id_ = f"{name}-{n}"
                     ledger.write("tried", id_)
-                    await until_acked(mq, topic, payload, id_)
+                    await until_acked(mq, topic, payload, id_, delay)
                     ledger.write("acked", id_)
 
             await asyncio.gather(*(caller() for _ in range(callers)))
@@ -152,13 +155,51 @@ def producer(
     asyncio.run(main())
 
 
-async def until_acked(mq: RedisMessageQueue, topic: str, payload: dict[str, Any], id_: str) -> None:
+async def until_acked(
+    mq: RedisMessageQueue, topic: str, payload: dict[str, Any], id_: str, delay: float
+) -> None:
     """Repeat until the server has said that it has it, which the id makes safe."""
     while True:
         try:
-            await mq.produce(topic, payload, message_id=id_)
+            await mq.produce(topic, payload, message_id=id_, delay=delay)
         except MxRmqError as error:
             logging.getLogger("mx_rmq").warning("again", extra={"id": id_, "error": repr(error)})
             await asyncio.sleep(0.05)
         else:
             return
+
+
+# -- a producer without an event loop
+
+
+def sync_producer(
+    folder: str,
+    log: str,
+    url: str,
+    name: str,
+    topic: str,
+    payload: dict[str, Any],
+    count: int,
+    threads: int,
+    rate: float,
+) -> None:
+    """Produce ``NAME-1``, ``NAME-2``, … with ``mq.sync``, in threads that share it."""
+    ledger = begin(folder, log)
+    started = time.monotonic()
+    with RedisMessageQueue(url, name=QUEUE, check="off").sync as sync, ThreadPoolExecutor(threads) as pool:
+
+        def produce(n: int) -> None:
+            time.sleep(max(0.0, started + n / rate - time.monotonic()))
+            id_ = f"{name}-{n}"
+            ledger.write("tried", id_)
+            while True:
+                try:
+                    sync.produce(topic, payload, message_id=id_)
+                except MxRmqError as error:
+                    logging.getLogger("mx_rmq").warning("again", extra={"id": id_, "error": repr(error)})
+                    time.sleep(0.05)
+                else:
+                    break
+            ledger.write("acked", id_)
+
+        list(pool.map(produce, range(1, count + 1)))

@@ -32,7 +32,8 @@ RIGHTS = [
 ]
 """All a user needs, on the keys ``mx-rmq:*``; commands inside a script count as the caller's own.
 
-A worker that sleeps on its topics' tokens needs ``blpop`` besides.
+A worker needs besides ``blpop``, to sleep on its topics' tokens, and ``hscan``, to give back a claim whose
+reply was lost; the guide names them all.
 """
 
 

@@ -53,6 +53,35 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
     assert (await outside.counts()).topics["t"].completed == 2
 
 
+async def test_without_the_right_to_look_for_it_the_lease_runs_out_and_claiming_goes_on(
+    proxy: Proxy, redis: Redis, make_queue: MakeQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis.acl_setuser("few", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-hscan"])
+    mq, outside = make_queue(proxy.url.replace("//", "//few:any@"), lease=1, poll=60), make_queue()
+    seen: list[str] = []
+
+    @mq.handler("t", concurrency=1)
+    async def on_t(payload: int, ctx: Context) -> None:
+        seen.append(ctx.message_id)
+
+    try:
+        await outside.open()
+        await mq.start()
+        await outside.produce("t", 0, message_id="first")
+        await eventually(lambda: len(seen) == 1)
+        proxy.lose_reply(script="claim_message")
+        await outside.produce("t", 1, message_id="A1")
+        await eventually(lambda: proxy.lost_replies == 1)
+        await outside.produce("t", 2, message_id="A2")
+        await drained(outside)
+    finally:
+        await mq.stop()
+        await redis.acl_deluser("few")
+    assert sorted(seen) == ["A1", "A2", "first"]
+    (record,) = events(caplog, "claim.not_given_back")
+    assert "hscan" in record.error
+
+
 async def test_what_this_worker_knows_it_holds_is_not_given_back(proxy: Proxy, make_queue: MakeQueue) -> None:
     mq, outside = make_queue(proxy.url, lease=3600, poll=60), make_queue()
     begun: list[int] = []

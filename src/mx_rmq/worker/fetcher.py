@@ -7,6 +7,8 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.errors import StoreError
 from mx_rmq.reader import Reader
 from mx_rmq.records import Delivery
@@ -93,7 +95,12 @@ class Fetcher(Service):
         """Release what is leased to this worker without its knowledge, rather than let the leases run out."""
         known = {(job.delivery.id, job.delivery.token) for job in self._shard.held}
         unknown = []
-        for id_, lease in (await Reader(self._shard.store).leases(topic)).items():
+        try:
+            leases = await Reader(self._shard.store).leases(topic)
+        except ResponseError as error:  # no right to read them; they run out, and claiming goes on
+            logger.warning("claim.not_given_back", extra={"topic": topic, "error": str(error)})
+            return
+        for id_, lease in leases.items():
             token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
             if holder == self._worker and (id_, token) not in known:
                 unknown.append(Delivery(id_, topic, token, b"", inf))
