@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from tests.faults.clocks import clocks
+from tests.faults.monitors_killed import monitors_killed
+from tests.faults.poison_pills import poison_pills
 from tests.faults.run import Fault
+from tests.faults.sigterm import sigterm
+from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
 from tests.faults.workers_killed import workers_killed
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
+    "monitors-killed": monitors_killed,
+    "poison-pills": poison_pills,
+    "long-handler": long_handler,
+    "blocking-handler": blocking_handler,
+    "worker-stopped": worker_stopped,
+    "clocks": clocks,
+    "sigterm": sigterm,
 }
