@@ -242,7 +242,7 @@ class DeadLetters:
         else:
             if payload is not _NOT_GIVEN:
                 message.payload = encode_payload(payload)
-            message.attempts = message.crashes = 0
+            message.attempts = message.crashes = message.unbegun = 0
             message.replays += 1
             body = encode_message(message)
             replay = Replay(letter.id, body, message.priority, message.ttl, letter.died_at)

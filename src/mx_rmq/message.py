@@ -46,7 +46,9 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     attempts: int = 0
     """Deliveries that failed, by exception or timeout."""
     crashes: int = 0
-    """Deliveries whose worker vanished."""
+    """Deliveries whose worker vanished: the first time whatever it did, then only if it had begun to run."""
+    unbegun: int = 0
+    """Further deliveries whose worker vanished before it had begun; most likely another's fault."""
     replays: int = 0
     history: list[Attempt] = []
 

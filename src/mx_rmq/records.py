@@ -84,7 +84,8 @@ class Takeover(NamedTuple):
 
     delivery: Delivery
     cause: str
-    """``lapsed``: its lease ran out; ``expired``: its own lifetime ended while it was pending."""
+    """``lapsed``: its lease ran out; ``started``: so it did, after a note that it began to run;
+    ``expired``: its own lifetime ended while it was pending."""
     previous: str
     """Who held it before, ``-`` for nobody."""
 

@@ -111,6 +111,13 @@ class Store:
         ]
         return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
 
+    async def start(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
+        """Note that deliveries are about to run, so that a crash is blamed on them."""
+        args: list[Any] = []
+        for delivery in deliveries:
+            args += (delivery.id, delivery.token)
+        return _statuses(Settled, await self._run("start_message", args, topic))
+
     async def extend(self, topic: str, deliveries: Sequence[Delivery], *, lease: float) -> list[Settled]:
         """Give deliveries a new deadline, *lease* seconds from now."""
         args: list[Any] = [_ms(lease)]

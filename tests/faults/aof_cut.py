@@ -79,7 +79,7 @@ async def _work(arena: Arena) -> None:
         ({"dead": "why"}, EACH),
     ]
     producers = [arena.producer(f"k{n}", kind, callers=5, rate=300.0) for n, kind in enumerate(kinds)]
-    delayed = arena.producer("later", ({"sleep": 0.01}, EACH), callers=5, rate=300.0, delay=0.3)
+    delayed = arena.producer("later", ({"sleep": 0.01}, EACH), callers=5, rate=300.0, sending={"delay": 0.3})
     for _ in range(2):
         arena.worker(concurrency=4, lease=LEASE)
     for producer in (*producers, delayed):

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from mx_rmq import RedisMessageQueue
 from mx_rmq.keys import Keys
 from tests.faults import programs
-from tests.faults.ledger import Event, read
+from tests.faults.ledger import Event, Ledger, read
 from tests.faults.programs import QUEUE
 from tests.faults.run import Run
 from tests.faults.servers import Server
@@ -103,6 +103,8 @@ class Arena:
         self.logs = home / "logs"
         self._ledgers.mkdir()
         self.logs.mkdir()
+        self.ledger = Ledger(self._ledgers)
+        """For what the fault itself produces."""
 
     @classmethod
     @asynccontextmanager
@@ -135,12 +137,12 @@ class Arena:
         topic: str = TOPIC,
         callers: int = 50,
         rate: float | None = None,
-        delay: float = 0.0,
+        sending: dict[str, Any] | None = None,
         **options: Any,
     ) -> Child:
         """Start a producer of ``NAME-1``, ``NAME-2``, …: so many of each payload, in this order."""
         paths = str(self._ledgers), str(self.logs)
-        args = name, topic, list(payloads), callers, rate, delay, options
+        args = name, topic, list(payloads), callers, rate, sending or {}, options
         return self._born(Child(programs.producer, *paths, self.url, *args))
 
     def sync_producer(
@@ -174,6 +176,11 @@ class Arena:
     def events(self) -> list[Event]:
         """The ledgers as they are now."""
         return read(self._ledgers)
+
+    def noted(self, child: Child, what: str) -> int:
+        """How often something has happened in a process so far."""
+        texts = (file.read_text() for file in self._ledgers.glob(f"{child.pid}.*"))
+        return sum(f"\n{text}".count(f"\n{what} ") for text in texts)
 
     async def open_messages(self) -> int:
         """How many messages are still to run."""

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from tests.faults.aof_cut import aof_cut
+from tests.faults.clocks import clocks
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
+from tests.faults.monitors_killed import monitors_killed
+from tests.faults.poison_pills import poison_pills
 from tests.faults.run import Fault
 from tests.faults.scripts_flushed import least_privilege, scripts_flushed
 from tests.faults.server_killed import server_killed
+from tests.faults.sigterm import sigterm
+from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
 from tests.faults.soak import soak
 from tests.faults.workers_killed import workers_killed
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
+    "monitors-killed": monitors_killed,
+    "poison-pills": poison_pills,
+    "long-handler": long_handler,
+    "blocking-handler": blocking_handler,
+    "worker-stopped": worker_stopped,
+    "clocks": clocks,
+    "sigterm": sigterm,
     "server-killed": server_killed,
     "aof-cut": aof_cut,
     "scripts-flushed": scripts_flushed,

@@ -1,7 +1,7 @@
 """Ledgers: what happened, written down outside the server by whoever did it.
 
-Each process appends to a file of its own, one line in one write, so that a killed one leaves whole
-lines. Times are of the machine's monotonic clock, which all its processes share.
+Each process appends to a file of its own, so that a killed one leaves whole lines but for its last. Times
+are of the machine's monotonic clock, which all its processes share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Event(NamedTuple):
     """One line: what happened to which message under which token, when and in which process."""
 
     what: str
-    """tried | acked | start | end | done | refused | retried | dead; vitals, with figures for a token"""
+    """tried | acked | start | end | done | refused | retried | dead | taken | promoted; vitals, with figures
+    for a token"""
     id: str
     token: str
     at: float
@@ -44,7 +45,8 @@ def read(folder: Path) -> list[Event]:
     """Every line of every process, in the order of time."""
     events = []
     for file in folder.iterdir():
-        for line in file.read_text().splitlines():
+        whole, _, _ = file.read_text().rpartition("\n")
+        for line in whole.splitlines():
             what, id_, token, at, pid = line.split()
             events.append(Event(what, id_, token, float(at), int(pid)))
     return sorted(events, key=lambda event: event.at)

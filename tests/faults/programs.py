@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
-from mx_rmq.records import Delivery, Settled
+from mx_rmq.records import Delivery, Overdue, Promotion, Settled
 from mx_rmq.store import Store
 from tests.faults.ledger import Ledger
 
@@ -55,7 +55,9 @@ def worker(
 ) -> None:
     """Run until told to stop; *topics* are the options of each topic's handler."""
     ledger = begin(folder, log)
+    shift_clock(options.pop("clock_ahead", 0.0))
     note_settlements(ledger)
+    note_recovery(ledger)
     mq = RedisMessageQueue(url, name=QUEUE, check="off", **options)
 
     async def handle(payload: dict[str, Any], ctx: Context) -> None:
@@ -84,6 +86,8 @@ async def obey(payload: dict[str, Any], ctx: Context) -> None:
             raise ValueError(f"failing for the {ctx.attempt}. time")
         case {"dead": str(reason)}:
             raise Dead(reason)
+        case {"first": dict(first), "then": dict(then)}:
+            await obey(first if ctx.token.startswith("1@") else then, ctx)
 
 
 def vitals() -> str:
@@ -111,6 +115,32 @@ def note_settlements(ledger: Ledger) -> None:
         setattr(Store, name, noted(getattr(Store, name), what))
 
 
+def note_recovery(ledger: Ledger) -> None:
+    """Write down what this process's monitor took over, and what its scheduler put back into its lane."""
+    take_over, promote = Store.take_over, Store.promote
+
+    async def noted_take_over(store: Store, limit: int, *, lease: float, holder: str) -> Overdue:
+        overdue = await take_over(store, limit, lease=lease, holder=holder)
+        for takeover in overdue.taken:
+            ledger.write("taken", takeover.delivery.id, token=takeover.delivery.token)
+        return overdue
+
+    async def noted_promote(store: Store) -> Promotion:
+        promotion = await promote(store)
+        ledger.write("promoted", *promotion.promoted)
+        return promotion
+
+    Store.take_over, Store.promote = noted_take_over, noted_promote  # type: ignore[method-assign, assignment]
+
+
+def shift_clock(seconds: float) -> None:
+    """Let this process believe that it is so much later; clocks that only count are as ever."""
+    if seconds:
+        now, now_ns = time.time, time.time_ns
+        time.time = lambda: now() + seconds
+        time.time_ns = lambda: now_ns() + round(seconds * 1e9)
+
+
 # -- a producer
 
 
@@ -123,7 +153,7 @@ def producer(
     payloads: list[tuple[dict[str, Any], int]],
     callers: int,
     rate: float | None,
-    delay: float,
+    sending: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
     """Produce messages ``NAME-1``, ``NAME-2``, … until each is acknowledged.
@@ -132,9 +162,10 @@ def producer(
         payloads: what, and how many of it.
         callers: how many are produced at a time.
         rate: messages per second, as many as it can if None.
-        delay: seconds before each may run.
+        sending: the options of every produce.
     """
     ledger = begin(folder, log)
+    shift_clock(options.pop("clock_ahead", 0.0))
 
     async def main() -> None:
         todo = enumerate((payload for payload, count in payloads for _ in range(count)), 1)
@@ -147,7 +178,7 @@ def producer(
                         await asyncio.sleep(max(0.0, started + n / rate - time.monotonic()))
                     id_ = f"{name}-{n}"
                     ledger.write("tried", id_)
-                    await until_acked(mq, topic, payload, id_, delay)
+                    await until_acked(mq, topic, payload, id_, **sending)
                     ledger.write("acked", id_)
 
             await asyncio.gather(*(caller() for _ in range(callers)))
@@ -156,12 +187,12 @@ def producer(
 
 
 async def until_acked(
-    mq: RedisMessageQueue, topic: str, payload: dict[str, Any], id_: str, delay: float
+    mq: RedisMessageQueue, topic: str, payload: dict[str, Any], id_: str, **sending: Any
 ) -> None:
     """Repeat until the server has said that it has it, which the id makes safe."""
     while True:
         try:
-            await mq.produce(topic, payload, message_id=id_, delay=delay)
+            await mq.produce(topic, payload, message_id=id_, **sending)
         except MxRmqError as error:
             logging.getLogger("mx_rmq").warning("again", extra={"id": id_, "error": repr(error)})
             await asyncio.sleep(0.05)

@@ -356,6 +356,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.refused: 1,
     Mixer.take: 6,
     Mixer.monitor: 3,
+    partial(Mixer.settle, verb="start"): 2,
     partial(Mixer.settle, verb="extend"): 2,
     partial(Mixer.settle, verb="complete"): 3,
     partial(Mixer.settle, verb="retry"): 3,

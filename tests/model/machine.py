@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-SETTLING: Final = frozenset(("extend", "complete", "retry", "release", "move_to_dlq"))
+SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "release", "move_to_dlq"))
 DAY: Final = 86400.0
 
 
@@ -212,6 +212,8 @@ class Machine:
         match step.verb:
             case "extend":
                 return Call("extend", (topic, picked), {"lease": step.seconds})
+            case "start":
+                return Call("start", (topic, picked), {})
             case "complete":
                 return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
             case "retry":

@@ -213,7 +213,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "take-over-forgets-the-cause",
         "who expired is not mistaken for a crash, however often it is taken over",
         "handle_timeout_message.lua",
-        "if cause ~= 'expired' then cause = 'lapsed' end",
+        "if cause ~= 'expired' and cause ~= 'started' then cause = 'lapsed' end",
         "cause = 'lapsed'",
     ),
     Mutant(

@@ -167,6 +167,15 @@ class Reference:
         (self.wakes.add if left else self.wakes.discard)(topic)
         return Claim(self.now_us / 1e6, deliveries, left, paused=False)
 
+    def start(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+        answer = self._held(topic, deliveries)
+        for delivery, status in zip(deliveries, answer, strict=True):
+            life = self.live.get(delivery.id)
+            if status is Settled.DONE and life is not None and life.cause == "run":
+                self.changed = True
+                life.cause = "started"
+        return answer
+
     def extend(self, topic: str, deliveries: Sequence[Delivery], *, lease: float) -> list[Settled]:
         answer = self._held(topic, deliveries)
         for delivery, status in zip(deliveries, answer, strict=True):
@@ -231,10 +240,10 @@ class Reference:
                 # Before its first lease only the list it stands in says its lane. Nobody runs it again.
                 lane = life.lane if life.leased else "normal"
                 self.unlisted.add(id_)
-            elif life.cause == "expired":
-                cause = "expired"
+            elif life.cause in ("expired", "started"):
+                cause = life.cause
             taken.append(Takeover(self._lease(id_, life, lane, lease, holder, cause), cause, previous))
-            self._count(life.topic, cause)
+            self._count(life.topic, "expired" if cause == "expired" else "lapsed")
         return Overdue(self.now_us / 1e6, taken, [], [])
 
     def next_delay(self) -> NextDelay:

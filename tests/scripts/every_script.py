@@ -99,6 +99,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "produce_delay_message": lambda store, _: store.produce_delayed("t", LANED, producer="p", call="c"),
     "claim_message": lambda store, _: store.claim("t", 4, lease=15, holder="w"),
     "extend_lease": lambda store, _: store.extend("t", HELD, lease=99),
+    "start_message": lambda store, _: store.start("t", HELD),
     "complete_message": lambda store, _: store.complete("t", [(each, 60.0) for each in HELD]),
     "retry_message": lambda store, _: store.retry("t", [(each, 0.1, b"again") for each in HELD]),
     "release_message": lambda store, _: store.release("t", HELD),

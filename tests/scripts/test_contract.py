@@ -376,6 +376,12 @@ DRIVES = {
         {"lease_ms": 1500},
         ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
     ),
+    "start": Drive(
+        "start_message",
+        lambda store: store.start("orders", [D1, D2]),
+        {},
+        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+    ),
     "complete": Drive(
         "complete_message",
         lambda store: store.complete("orders", [(D1, 1.5), (D2, 0.0)]),

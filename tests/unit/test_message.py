@@ -329,6 +329,7 @@ def test_every_field_of_a_message_comes_back() -> None:
         dedup_for=60.0,
         attempts=2,
         crashes=1,
+        unbegun=2,
         replays=3,
         history=[Attempt(at=1.5, worker="w1", took=0.25, error="ValueError: no")],
     )

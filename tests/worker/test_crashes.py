@@ -6,12 +6,28 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Retry
-from tests.worker.helpers import ONE_SERVER, dead, eventually, put_bytes, store_of
+from mx_rmq.message import Message, encode_message
+from mx_rmq.records import Settled
+from mx_rmq.store import Store
+from tests.harness import command
+from tests.worker.helpers import (
+    ONE_SERVER,
+    dead,
+    drained,
+    events,
+    eventually,
+    in_state,
+    put_bytes,
+    store_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redis.asyncio import Redis
 
     from mx_rmq.embedded import EmbeddedServer
@@ -35,15 +51,18 @@ run(mq)
 """
 
 
-async def claim(redis: Redis, holder: str) -> Delivery:
-    """Be a worker that takes the message, and vanishes."""
+async def claim(redis: Redis, holder: str, *, begin: bool = True) -> Delivery:
+    """Be a worker that takes the message, begins to run it or not, and vanishes."""
     deliveries: list[Delivery] = []
 
     async def look() -> bool:
-        deliveries.extend((await store_of(redis).claim("t", 1, lease=0.01, holder=holder)).deliveries)
+        deliveries.extend((await store_of(redis).claim("t", 1, lease=15, holder=holder)).deliveries)
         return bool(deliveries)
 
     await eventually(look)
+    if begin:
+        await store_of(redis).start("t", deliveries)
+    await store_of(redis).extend("t", deliveries, lease=0.01)
     return deliveries[0]
 
 
@@ -164,3 +183,122 @@ async def test_a_handler_that_kills_its_process_runs_three_times_and_no_more(
     assert letter.message is not None
     assert letter.message.crashes == 3
     assert len({attempt.worker for attempt in letter.message.history}) == 3
+
+
+async def test_recovery_does_not_wait_for_a_token_that_went_to_a_worker_standing_still(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mx_rmq.worker.scheduler._LONGEST", 60.0)
+    mq = make_queue(lease=0.3)
+    ran = asyncio.Event()
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        ran.set()
+
+    await mq.produce("t", 1, message_id="A1")
+    await claim(redis, "w1")
+    still = asyncio.create_task(command(redis, "BLPOP", store_of(redis).keys.of_queue("delay_wake"), 20))
+    await asyncio.sleep(0.1)  # it is the first in line
+    await mq.start()
+    await asyncio.wait_for(ran.wait(), 10)
+    assert await still is not None
+
+
+async def test_who_only_waits_in_the_hands_of_workers_that_vanish_is_blamed_once(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Otherwise a message that kills its workers would take others to the DLQ with it."""
+    mq = await healthy(make_queue)
+    await mq.produce("t", 1, message_id="A1")
+    for n in range(1, 6):
+        await claim(redis, f"w{n}", begin=False)
+    await claim(redis, "w6")
+    await in_state(mq, "A1", "pending")
+    message = (await mq.get("A1")).message
+    assert message is not None
+    assert (message.crashes, message.unbegun) == (2, 4)
+
+
+async def test_what_is_never_seen_to_begin_is_not_tried_for_ever(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mx_rmq.worker.monitor._UNBEGUN", 2)
+    mq = await healthy(make_queue, crash_limit=2)
+    await mq.produce("t", 1, message_id="A1")
+    for n in range(1, 6):
+        await claim(redis, f"w{n}", begin=False)
+    letter = await dead(mq, "A1")
+    assert letter.reason == "crashed"
+    assert "5 times" in letter.error
+
+
+def with_crashes(id_: str, crashes: int) -> bytes:
+    return encode_message(
+        Message(v=1, id=id_, topic="t", payload=msgspec.Raw(b"1"), created_at=0.0, crashes=crashes)
+    )
+
+
+async def test_a_message_that_a_further_crash_would_kill_runs_alone(
+    mq: RedisMessageQueue, redis: Redis
+) -> None:
+    """So it is never mistaken for the one that takes its worker down; all others run together as ever."""
+    running: set[str] = set()
+    most: dict[str, int] = {}
+
+    @mq.handler("t")
+    async def on_t(payload: int, ctx: Context) -> None:
+        running.add(ctx.message_id)
+        await asyncio.sleep(0.05)
+        for id_ in running:
+            most[id_] = max(most.get(id_, 0), len(running))
+        running.remove(ctx.message_id)
+
+    for n in range(4):
+        await put_bytes(redis, f"new{n}", with_crashes(f"new{n}", 0))
+        await put_bytes(redis, f"once{n}", with_crashes(f"once{n}", 1))
+        await put_bytes(redis, f"last{n}", with_crashes(f"last{n}", 2))
+    await mq.start()
+    await drained(mq)
+    assert len(most) == 12
+    assert [most[f"last{n}"] for n in range(4)] == [1] * 4
+    assert min(most[f"{kind}{n}"] for kind in ("new", "once") for n in range(2)) > 1
+
+
+async def test_to_be_alone_nobody_waits_longer_than_a_lease(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(lease=0.3)
+    ran = asyncio.Event()
+
+    @mq.handler("endless")
+    async def endless(payload: int) -> None:
+        await asyncio.sleep(60)
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        ran.set()
+
+    await mq.produce("endless", 1, message_id="E1")
+    await mq.start()
+    await in_state(mq, "E1", "processing")
+    await put_bytes(redis, "last", with_crashes("last", 2))
+    await asyncio.wait_for(ran.wait(), 10)
+    await mq.stop()
+
+
+async def test_a_message_whose_lease_is_lost_before_it_begins_does_not_run(
+    mq: RedisMessageQueue, redis: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        ran.append(payload)
+
+    async def stale(store: Store, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+        return [Settled.STALE for _ in deliveries]
+
+    monkeypatch.setattr(Store, "start", stale)
+    await put_bytes(redis, "A1", with_crashes("A1", 1))
+    await mq.start()
+    await eventually(lambda: events(caplog, "lease.lost"))
+    assert ran == []

@@ -6,7 +6,7 @@
 -- ARGV     prefix, limit, lease_ms, holder; now_us
 -- Returns  now_us,
 --          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
---          (cause: 'lapsed' | 'expired'), ids whose leftovers were cleaned up, ids put off for a
+--          (cause: 'lapsed' | 'started', also lapsed | 'expired'), ids whose leftovers were cleaned up, ids put off for a
 --          minute because their topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I6 I7 I8
 -- Uses     clock digits bounded count lease drop_hint relieve
@@ -43,7 +43,7 @@ for _, id in ipairs(late) do
     if lease then
       leased, lane, expires = kept(lease)
       previous, cause = string.match(lease, '^%S+ %S+ %S+ (%S+) (%S+)')
-      if cause ~= 'expired' then cause = 'lapsed' end
+      if cause ~= 'expired' and cause ~= 'started' then cause = 'lapsed' end
     else
       expires = digits(redis.call('ZSCORE', monitor, id))
     end
@@ -74,7 +74,8 @@ for _, take in ipairs(leases) do
   redis.call('ZADD', monitor, now_ms + lease_ms, take.id)
   if take.pending then drop_hint(prefix, take.topic, take.id) end
   local causes = tally[take.topic] or {}
-  causes[take.cause] = (causes[take.cause] or 0) + 1
+  local counted = take.cause == 'started' and 'lapsed' or take.cause
+  causes[counted] = (causes[counted] or 0) + 1
   tally[take.topic] = causes
 end
 for topic, causes in pairs(tally) do

@@ -14,7 +14,7 @@ from mx_rmq.worker.presence import Presence
 from mx_rmq.worker.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mx_rmq.config import Config
     from mx_rmq.records import Delivery, Takeover
@@ -25,13 +25,27 @@ logger = logging.getLogger("mx_rmq.worker")
 _INTERVAL = 0.5
 _BATCH = 200
 _HOUSEKEEPING = 5.0
+_UNBEGUN = 10
+"""Times the limit of crashes: even what is never seen to begin does not take workers down for ever."""
 
 
 class Monitor(Service):
-    """Recovers one shard's messages, and says that this worker lives."""
+    """Recovers one shard's messages, and says that this worker lives.
 
-    def __init__(self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+    Args:
+        shard: which.
+        config: of the queue.
+        worker: its name.
+        facts: what others may know of it.
+        on_due: called when recovered messages are due. The token that tells of them may go to a worker
+            that stands still, and they have waited long enough.
+    """
+
+    def __init__(
+        self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any], on_due: Callable[[], None]
+    ) -> None:
         super().__init__("monitor")
+        self._on_due = on_due
         self._worker = worker
         self._store = shard.store
         self._config = config
@@ -71,6 +85,7 @@ class Monitor(Service):
                 logger.warning("message.dead", extra={**fields, "reason": death.reason, "error": death.error})
         for topic, retry in retries.items():
             await self._store.retry(topic, retry)
+            self._on_due()
         for topic, dead in deaths.items():
             await self._store.move_to_dlq(topic, dead)
 
@@ -81,18 +96,23 @@ class Monitor(Service):
             message = decode_message(delivery.body)
         except UnreadableMessage as error:
             return b"", Death(reason="unparsable", error=describe(error), kind="UnreadableMessage")
-        if takeover.cause == "lapsed":
+        if takeover.cause != "expired":
             self._count_crash(message, takeover, now)
         body = encode_message(message)
         if takeover.cause == "expired" or delivery.expires_at <= now:
             return body, Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over")
-        if message.crashes >= self._config.crash_limit:
-            what = f"its worker vanished {message.crashes} times, the last one was {takeover.previous}"
+        limit = self._config.crash_limit
+        if message.crashes >= limit or message.unbegun >= limit * _UNBEGUN:
+            times = message.crashes + message.unbegun
+            what = f"its worker vanished {times} times, the last one was {takeover.previous}"
             return body, Death(reason="crashed", error=what)
         return body, None
 
     def _count_crash(self, message: Message, takeover: Takeover, now: float) -> None:
-        message.crashes += 1
+        if takeover.cause == "started" or not message.crashes:
+            message.crashes += 1
+        else:
+            message.unbegun += 1
         gone = self._presence.vanished(takeover.previous)
         error = f"the worker vanished: its {'connection was gone' if gone else 'lease ran out'}"
         message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))

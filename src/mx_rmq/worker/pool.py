@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from mx_rmq.handlers import Handler
     from mx_rmq.worker.job import Job
@@ -73,6 +74,10 @@ class Pool:
         self._prefetch = 0
         self._finished = 0
         self._measured_at = self._loop.time()
+        self._alone = asyncio.Lock()
+        self._standing = 0
+        """Runs that are to be alone, or wait to be."""
+        self._quiet = asyncio.Event()
 
     # -- jobs
 
@@ -85,7 +90,7 @@ class Pool:
 
     def take(self) -> tuple[TopicWork, list[Job]] | None:
         """What to run next: one job, or a batch of them for a batch handler."""
-        if not self._line:
+        if not self._line or self._standing:
             return None
         topic = self._line.popleft()
         topic.queued = topic.ripe = False
@@ -116,6 +121,21 @@ class Pool:
             if not idle.cancelled():
                 self._waking -= 1
 
+    @asynccontextmanager
+    async def alone(self, patience: float) -> AsyncIterator[None]:
+        """Let the run that asks be the only one, but do not wait longer than *patience* for the others."""
+        self._standing += 1
+        try:
+            async with self._alone:
+                if self._runs > self._standing:
+                    self._quiet.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._quiet.wait(), patience)
+                yield
+        finally:
+            self._standing -= 1
+            self._wake_some()
+
     def finished(self, topic: TopicWork, count: int) -> None:
         """Free what ``take`` gave."""
         topic.runs -= 1
@@ -124,6 +144,8 @@ class Pool:
         if topic.ready:
             self._enqueue(topic)
             self._wake_some()
+        if self._runs <= self._standing:
+            self._quiet.set()
         if self._runs == 0:
             self.all_idle.set()
         if not topic.ready or 4 * len(topic.ready) <= 3 * self._prefetch:
@@ -163,7 +185,7 @@ class Pool:
         self._wake_some()
 
     def _wake_some(self) -> None:
-        while self._line and self._idle and self._waking < _MOST_WAKING:
+        while self._line and self._idle and self._waking < _MOST_WAKING and not self._standing:
             idle = self._idle.pop()
             if not idle.done():
                 idle.set_result(None)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections import defaultdict
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import errors
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Attempt as PastAttempt
 from mx_rmq.message import Death, decode_message, describe, encode_death, encode_message
-from mx_rmq.outcome import Abandoned, Again, Dead, Done, Outcome
+from mx_rmq.outcome import ABANDONED, Abandoned, Again, Dead, Done, Outcome
+from mx_rmq.records import Settled
 from mx_rmq.worker.attempt import Attempt
 from mx_rmq.worker.job import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mx_rmq.config import Config
     from mx_rmq.handlers import Middleware
+    from mx_rmq.shard import Shard
     from mx_rmq.worker.job import Job
     from mx_rmq.worker.pool import Pool
     from mx_rmq.worker.threads import Threads
@@ -37,11 +41,13 @@ class Runner:
         self,
         pool: Pool,
         threads: Threads,
+        config: Config,
         worker: str,
         middleware: Sequence[Middleware],
         ending: Callable[[], bool],
     ) -> None:
         self._pool = pool
+        self._config = config
         self._worker = worker
         self._ending = ending
         self._loop = asyncio.get_running_loop()
@@ -88,20 +94,64 @@ class Runner:
     async def _run(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any]) -> None:
         now = self._loop.time()
         fit: list[Job] = []
+        crashes = 0
         for job in jobs:
             outcome = self._open(job, now)
             if outcome is None:
-                job.begin(task, now, fit)
+                assert job.message is not None
+                if job.message.crashes > crashes:
+                    crashes = job.message.crashes
                 fit.append(job)
             else:
                 self._settle(job, outcome)
-        if fit:
-            outcomes = await attempt(fit)
-            if task.cancelling() and fit[0].end is None and self._ending():
-                raise asyncio.CancelledError  # the program ends; there is nobody left to settle
-            for job, outcome in zip(fit, outcomes, strict=True):
-                job.finish()
-                self._settle(job, outcome)
+        if crashes:
+            await self._run_with_care(attempt, fit, task, alone=crashes + 1 >= self._config.crash_limit)
+        elif fit:
+            await self._run_fit(attempt, fit, task, now)
+
+    async def _run_fit(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], now: float) -> None:
+        for job in jobs:
+            job.begin(task, now, jobs)
+        outcomes = await attempt(jobs)
+        if task.cancelling() and jobs[0].end is None and self._ending():
+            raise asyncio.CancelledError  # the program ends; there is nobody left to settle
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            job.finish()
+            self._settle(job, outcome)
+
+    async def _run_with_care(
+        self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], *, alone: bool
+    ) -> None:
+        """Run what may have taken workers down, noting that it begins.
+
+        If another crash would be its last it runs *alone*, so that it dies of no other message's crash.
+        """
+        async with self._pool.alone(patience=self._config.lease) if alone else nullcontext():
+            await self._note_start(jobs)
+            now = self._loop.time()
+            fit = [job for job in jobs if job.end is None]
+            for job in jobs:
+                job.started_at = now
+                if job.end is not None:
+                    self._settle(job, ABANDONED)
+            if fit:
+                await self._run_fit(attempt, fit, task, now)
+
+    async def _note_start(self, jobs: list[Job]) -> None:
+        by_shard: dict[Shard, list[Job]] = defaultdict(list)
+        for job in jobs:
+            if job.message is not None and job.message.crashes:
+                by_shard[job.shard].append(job)
+        for shard, suspects in by_shard.items():
+            topic = suspects[0].delivery.topic
+            try:
+                statuses = await shard.store.start(topic, [job.delivery for job in suspects])
+            except errors.MxRmqError as error:  # then a crash is not blamed on it
+                logger.warning("start.not_noted", extra={"topic": topic, "error": str(error)})
+                continue
+            for job, status in zip(suspects, statuses, strict=True):
+                if status is not Settled.DONE:
+                    job.stop(End.LOST)
 
     def _open(self, job: Job, now: float) -> Outcome | None:
         """Read the message and its payload; an outcome if it must not run."""

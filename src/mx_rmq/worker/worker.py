@@ -57,11 +57,14 @@ class Worker:
         # A third of the lease, so that a timeout is settled before the lease has run out.
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
         self._over = False
-        runner = Runner(self._pool, self._threads, self.name, middleware, self._ending)
+        runner = Runner(self._pool, self._threads, config, self.name, middleware, self._ending)
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
         self._fetchers = [Fetcher(shard, self._pool, config, self.name) for shard in shards]
-        self._monitors = [Monitor(shard, config, self.name, self._facts(handlers)) for shard in shards]
         self._schedulers = [Scheduler(shard) for shard in shards]
+        self._monitors = [
+            Monitor(shard, config, self.name, self._facts(handlers), on_due=scheduler.nudge.give)
+            for shard, scheduler in zip(shards, self._schedulers, strict=True)
+        ]
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
         self._leases = LeaseKeeper(shards, config.lease, loop)
