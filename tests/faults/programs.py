@@ -9,8 +9,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
 from mx_rmq.records import Delivery, Settled
@@ -81,6 +84,13 @@ async def obey(payload: dict[str, Any], ctx: Context) -> None:
             raise ValueError(f"failing for the {ctx.attempt}. time")
         case {"dead": str(reason)}:
             raise Dead(reason)
+        case {"what": what, "digest": str(expected)} if digest(what) != expected:
+            raise Dead("it was changed on its way")
+
+
+def digest(value: Any) -> str:
+    """By which a handler sees whether it was given what was produced."""
+    return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 def note_settlements(ledger: Ledger) -> None:
