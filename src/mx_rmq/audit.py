@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.errors import InvalidName, UnreadableMessage
-from mx_rmq.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, check_name
+from mx_rmq.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, check_name, is_name
 from mx_rmq.message import decode_message
 from mx_rmq.records import Suspect, Verdict
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
 
 CHUNK: Final = 500
+
+FIELDS: Final = (b"queue", b"keep", b"error")
+"""What a message has beside its body."""
 
 GAINS: Final = ("produced", "replayed", "adjusted")
 LOSSES: Final = ("completed", "dead", "cancelled")
@@ -68,7 +71,8 @@ async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> A
     """Check a queue, and with *repair* put every stray message back where nothing is lost.
 
     A body in no place becomes pending, a lease without deadline gets one of *lease* seconds, what is
-    left of a message without body is removed, a key of the wrong type is renamed out of the way.
+    left of a message without body is removed, a key of the wrong type is renamed out of the way, and
+    so is a field that is no message's.
     """
     return await _Audit(store, repair=repair, lease=lease).run()
 
@@ -92,7 +96,7 @@ class _Audit:
         before = await self._counters()
         listed = await self._listed(topics, usable)
         unseen = await self._check_bodies(listed)
-        await self._check_unseen(unseen, topics, usable)
+        await self._check_unseen(unseen, topics)
         await self._check_places(topics, usable)
         await self._check_dead()
         await self._check_counters(before)
@@ -105,8 +109,8 @@ class _Audit:
         topics = set()
         pattern = self._keys.prefix.replace("[", "\\[") + "*"
         async for key in self._names(pattern):
-            topic, _, part = key.decode().removeprefix(self._keys.prefix).partition(":")
-            if part in TOPIC_PARTS:
+            topic, _, part = key.decode(errors="replace").removeprefix(self._keys.prefix).partition(":")
+            if part in TOPIC_PARTS and is_name(topic):
                 topics.add(topic)
         return sorted(topics)
 
@@ -156,30 +160,29 @@ class _Audit:
                 self._report.places[verdict.place] += 1
                 self._live[verdict.topic] += 1
                 if verdict.place == "pending":
-                    if suspect.id.encode() in listed.get(verdict.topic, ()):
+                    if suspect.id in listed.get(verdict.topic, ()):
                         claimable[verdict.topic] += 1
-                    elif not verdict.findings:
+                    elif "body-in-no-place" not in verdict.findings:
                         unseen.append(suspect)
         self._report.stale_hints = sum(
             entries.total() - claimable[topic] for topic, entries in listed.items()
         )
         return unseen
 
-    async def _check_unseen(self, unseen: list[Suspect], topics: list[str], usable: set[str]) -> None:
+    async def _check_unseen(self, unseen: list[Suspect], topics: list[str]) -> None:
         """Look again for messages that were in no list: one may just have been promoted or produced."""
         if not unseen:
             return
         still = [s for s, v in await self._look(unseen) if v.place == "pending"]
         before = await self._kept(still)
-        listed = await self._listed(sorted({*topics, *await self._topics()}), usable)
+        topics = sorted({*topics, *await self._topics()})  # a topic without messages had no keys before
+        listed = await self._listed(topics, await self._check_types(topics))
         again = await self._look(still)
         after = await self._kept(still)  # another count of leases: it was claimed and released meanwhile
         stray = [
             suspect._replace(listed=False)
             for (suspect, verdict), one, other in zip(again, before, after, strict=True)
-            if verdict.place == "pending"
-            and one == other
-            and suspect.id.encode() not in listed.get(verdict.topic, ())
+            if verdict.place == "pending" and one == other and suspect.id not in listed.get(verdict.topic, ())
         ]
         for start in range(0, len(stray), CHUNK):
             await self._judge(stray[start : start + CHUNK])
@@ -188,7 +191,7 @@ class _Audit:
         """How often each message was leased when it was last pending."""
         kept: list[Any] = []
         for start in range(0, len(suspects), CHUNK):
-            fields = [f"{suspect.id}:keep" for suspect in suspects[start : start + CHUNK]]
+            fields = [_shown(suspect.id) + ":keep" for suspect in suspects[start : start + CHUNK]]
             kept += await self._command("HMGET", self._keys.of_queue("payload"), *fields)
         return kept
 
@@ -217,7 +220,7 @@ class _Audit:
         verdicts = await self._store.examine(suspects, mend=self._repair, lease=self._lease)
         for suspect, verdict in zip(suspects, verdicts, strict=True):
             for kind in verdict.findings:
-                self._add(kind, suspect.id, topic=verdict.topic)
+                self._add(kind, _shown(suspect.id), topic=verdict.topic)
         return list(zip(suspects, verdicts, strict=True))
 
     async def _look(self, suspects: list[Suspect]) -> list[tuple[Suspect, Verdict]]:
@@ -277,11 +280,14 @@ class _Audit:
 
     async def _stored(self, part: str) -> AsyncIterator[Suspect]:
         """Each message a hash of bodies holds, once; then ids of which only other fields are left."""
-        seen: set[str] = set()
-        loose: set[str] = set()
-        async for name, value in self._pairs("HSCAN", self._keys.of_queue(part)):
-            id_, _, rest = name.decode(errors="replace").partition(":")
-            if rest:
+        seen: set[bytes] = set()
+        loose: set[bytes] = set()
+        key = self._keys.of_queue(part)
+        async for name, value in self._pairs("HSCAN", key):
+            id_, colon, rest = name.partition(b":")
+            if not is_name(id_) or (colon and rest not in FIELDS):
+                await self._set_aside(key, name, value)
+            elif rest:
                 loose.add(id_)
             elif id_ not in seen:
                 seen.add(id_)
@@ -289,9 +295,16 @@ class _Audit:
         for id_ in loose - seen:
             yield Suspect(id_)
 
+    async def _set_aside(self, key: str, name: bytes, value: bytes) -> None:
+        """A field that is no message's is somebody else's; it is kept where it is in nobody's way."""
+        if self._repair:
+            await self._command("HSET", f"{key}:foreign", name, value)
+            await self._command("HDEL", key, name)
+        self._add("foreign-field", _shown(name), detail=f"in {key}")
+
     async def _entries(self, command: str, key: str, found_in: str = "") -> AsyncIterator[Suspect]:
         async for name, _ in self._pairs(command, key):
-            yield Suspect(name.decode(errors="replace"), found_in=found_in)
+            yield Suspect(name, found_in=found_in)
 
     async def _names(self, match: str) -> AsyncIterator[bytes]:
         cursor: Any = 0
@@ -326,6 +339,11 @@ class _Audit:
                 chunk = []
         if chunk:
             yield chunk
+
+
+def _shown(name: str | bytes) -> str:
+    """A name for people; it may be anybody's bytes."""
+    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
 def _topic_of(body: bytes) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from mx_rmq.errors import ConfigError
-from mx_rmq.keys import check_name
+from mx_rmq.keys import check_name, shown
 from mx_rmq.retry import Retry
 
 Durability = Literal["memory", "disk", "replicated"]
@@ -154,14 +154,14 @@ def check_durability(value: object) -> None:
         ConfigError: names those that there are.
     """
     if value not in DURABILITIES:
-        raise ConfigError(f"durability is {value!r}, but wants 'memory', 'disk' or 'replicated'")
+        raise ConfigError(f"durability is {shown(value)}, but wants 'memory', 'disk' or 'replicated'")
 
 
 def _at_least(name: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MOST_SECONDS:
-        raise ConfigError(f"{name} is {value!r}, but wants seconds, at least {least:g}")
+        raise ConfigError(f"{name} is {shown(value)}, but wants seconds, at least {least:g}")
 
 
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {value!r}, but wants a whole number, at least {least}")
+        raise ConfigError(f"{name} is {shown(value)}, but wants a whole number, at least {least}")

@@ -47,6 +47,12 @@ QUEUE_PARTS: Final = {
 """What every queue has once, with its Redis type."""
 
 
+def is_name(value: str | bytes) -> bool:
+    """Whether this may name a topic or a message, wherever it was found."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(what: str, value: object) -> str:
     """Return *value* if it may name a *what* ("topic", "message id", …).
 
@@ -55,8 +61,16 @@ def check_name(what: str, value: object) -> str:
     """
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
-    raise InvalidName(f"{shown} cannot name a {what}: use 1 to 128 letters, digits and _ . - only")
+    raise InvalidName(f"{shown(value)} cannot name a {what}: use 1 to 128 letters, digits and _ . - only")
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: cut short, and whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of thousands of digits, or an object with a mind of its own
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def check_names(what: str, values: Collection[str]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from mx_rmq.errors import InvalidPayload, UnreadableMessage
-from mx_rmq.keys import Lane
+from mx_rmq.keys import Lane, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,13 @@ ERROR_LIMIT: Final = 500
 _DEPTH_LIMIT: Final = 200
 _INTEGER_BITS: Final = 14_000
 """About where Python refuses to write or read a number in digits (4,300 of them)."""
+
+
+Tally = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A count that can be counted on: one of thousands of digits could be read, and not written any more."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+"""A duration the server can hold: the call that carries another one fails, with whatever else it carries."""
 
 
 class Attempt(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -41,15 +48,15 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     priority: Lane = "normal"
     headers: dict[str, str] = {}
     created_at: float
-    ttl: float | None = None
-    dedup_for: float | None = None
-    attempts: int = 0
+    ttl: Seconds | None = None
+    dedup_for: Seconds | None = None
+    attempts: Tally = 0
     """Deliveries that failed, by exception or timeout."""
-    crashes: int = 0
+    crashes: Tally = 0
     """Deliveries whose worker vanished: the first time whatever it did, then only if it had begun to run."""
-    unbegun: int = 0
+    unbegun: Tally = 0
     """Further deliveries whose worker vanished before it had begun; most likely another's fault."""
-    replays: int = 0
+    replays: Tally = 0
     history: list[Attempt] = []
 
     def remember(self, attempt: Attempt) -> None:
@@ -210,9 +217,9 @@ def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
-                return "", f"has the key {key!r}, but JSON keys are strings; write {str(key)!r}"
+                return "", f"has the key {shown(key)}, but JSON keys are strings; write '{shown(key)}'"
             if not _encodable(key):
-                return "", f"has the key {key!r} with half a character (a lone surrogate)"
+                return "", f"has the key {shown(key)} with half a character (a lone surrogate)"
             if problem := _rewritten(item, depth + 1):
                 return f".{key}{problem[0]}", problem[1]
         return None

@@ -16,7 +16,7 @@ from mx_rmq.batching import Batcher
 from mx_rmq.config import MOST_SECONDS, check_durability
 from mx_rmq.errors import ConfigError, InvalidPayload, NotDurable, ServerUnavailable
 from mx_rmq.ids import new_id
-from mx_rmq.keys import LANES, check_name
+from mx_rmq.keys import LANES, check_name, shown
 from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
 from mx_rmq.records import NewMessage, Stored
 from mx_rmq.resend import resend
@@ -79,16 +79,16 @@ def draft(
     if not isinstance(topic, str):  # the rest of its grammar is checked once per topic, by who stores it
         check_name("topic", topic)
     if priority not in LANES:
-        raise ConfigError(f"priority is {priority!r}, but wants 'high', 'normal' or 'low'")
+        raise ConfigError(f"priority is {shown(priority)}, but wants 'high', 'normal' or 'low'")
     if delay != 0 and not _is_duration(delay):
-        raise ConfigError(f"delay is {delay!r}, but wants seconds")
+        raise ConfigError(f"delay is {shown(delay)}, but wants seconds")
     lifetime = config.ttl
     if ttl != DEFAULT:
         lifetime = ttl
         if lifetime is not None and not (_is_duration(lifetime) and lifetime > 0):
-            raise ConfigError(f"ttl is {ttl!r}, but wants seconds, or None for no end")
+            raise ConfigError(f"ttl is {shown(ttl)}, but wants seconds, or None for no end")
     if dedup_for != 0 and not _is_duration(dedup_for):
-        raise ConfigError(f"dedup_for is {dedup_for!r}, but wants seconds")
+        raise ConfigError(f"dedup_for is {shown(dedup_for)}, but wants seconds")
     if durability is None:
         durability = config.durability
     else:
@@ -98,7 +98,7 @@ def draft(
             raise InvalidPayload(f"headers is a {type(headers).__name__}, but wants a mapping of strings")
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise InvalidPayload(f"header {name!r} is {value!r}, but headers are strings")
+                raise InvalidPayload(f"header {shown(name)} is {shown(value)}, but headers are strings")
     message = Message(
         v=FORMAT,
         id=new_id() if message_id is None else check_name("message id", message_id),

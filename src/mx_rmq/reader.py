@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from redis.exceptions import ResponseError
 
-from mx_rmq.keys import PENDING
+from mx_rmq.keys import PENDING, is_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,13 +100,14 @@ class Reader:
         counters = _pairs(await self._read("HGETALL", "counters"))
         paused = set(await self._read("SMEMBERS", "paused"))
         topics = {}
-        for raw in sorted(paused.union(await self._read("SMEMBERS", "topics"))):
+        named = paused.union(await self._read("SMEMBERS", "topics"))
+        for raw in sorted(filter(is_name, named)):  # others are not ours
             topic = raw.decode()
             pending = 0
             for part in PENDING.values():
                 pending += await self._command("LLEN", self._keys.of_topic(topic, part))
             events = {
-                event: int(counters.get(f"{topic}:{event}".encode(), 0))
+                event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
                 for event in ("produced", "completed", "retried", "dead")
             }
             processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
@@ -204,7 +205,7 @@ class Reader:
 
     async def delayed_ids(self, start: int, count: int) -> list[str]:
         """Ids of delayed messages, the next one due first."""
-        return [id_.decode() for id_ in await self._read("ZRANGE", "delay_tasks", start, start + count - 1)]
+        return [_text(id_) for id_ in await self._read("ZRANGE", "delay_tasks", start, start + count - 1)]
 
     async def topics_of(self, ids: Sequence[str]) -> list[str]:
         """The topics of live messages, empty for one that is gone."""
@@ -237,6 +238,11 @@ def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
 
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode(errors="replace")
+
+
+def _whole(value: bytes) -> int:
+    """A counter; 0 where somebody wrote nonsense."""
+    return int(value) if value.isdigit() else 0
 
 
 def _seconds(score: bytes | None) -> float | None:

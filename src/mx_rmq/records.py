@@ -132,7 +132,7 @@ class Replay(NamedTuple):
 class Suspect(NamedTuple):
     """A message the audit wants examined."""
 
-    id: str
+    id: str | bytes
     found_in: str = ""
     listed: bool = True
     fallback: str = "unknown"

@@ -108,6 +108,7 @@ class Store:
         deliveries = [
             Delivery(id_.decode(), topic, token.decode(), body, _instant(expires))
             for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
+            if id_.isascii()  # else nobody could settle it: its lease runs out, and the monitor names it
         ]
         return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
 
@@ -161,7 +162,7 @@ class Store:
             Takeover(
                 Delivery(id_.decode(), topic.decode(), token.decode(), body, _instant(expires)),
                 cause.decode(),
-                previous.decode(),
+                _text(previous),
             )
             for id_, topic, body, token, cause, expires, previous in zip(*[iter(cells)] * 7, strict=True)
         ]
@@ -171,7 +172,7 @@ class Store:
         """Say when the first delayed message is due."""
         state, *rest = await self._run("get_next_delay_task", ())
         ms, id_ = rest or (0, b"")
-        return NextDelay(state.decode(), ms / 1000, id_.decode())
+        return NextDelay(state.decode(), ms / 1000, _text(id_))
 
     async def promote(self, limit: int = BATCH_LIMIT) -> Promotion:
         """Make pending what is due."""
@@ -317,9 +318,13 @@ def _instant(ms: bytes) -> float:
     return float(ms) / 1000
 
 
-def _texts(cells: Iterable[bytes]) -> list[str]:
+def _text(cell: bytes) -> str:
     # What stands there may be anybody's bytes; ours are plain names.
-    return [cell.decode(errors="backslashreplace") for cell in cells]
+    return cell.decode(errors="backslashreplace")
+
+
+def _texts(cells: Iterable[bytes]) -> list[str]:
+    return [_text(cell) for cell in cells]
 
 
 def _statuses(kind: type[Status], codes: Iterable[int]) -> list[Status]:

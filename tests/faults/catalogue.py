@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.aof_cut import aof_cut
 from tests.faults.clocks import clocks
+from tests.faults.fuzz import fuzz
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
@@ -14,7 +15,9 @@ from tests.faults.server_killed import server_killed
 from tests.faults.sigterm import sigterm
 from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
 from tests.faults.soak import soak
+from tests.faults.strange_data import strange_data
 from tests.faults.workers_killed import workers_killed
+from tests.faults.wrong_types import wrong_types
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
@@ -31,5 +34,8 @@ FAULTS: dict[str, Fault] = {
     "least-privilege": least_privilege,
     "memory-full": memory_full,
     "million": million,
+    "wrong-types": wrong_types,
+    "strange-data": strange_data,
+    "fuzz": fuzz,
     "soak": soak,
 }

@@ -10,8 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
 from mx_rmq.records import Delivery, Overdue, Promotion, Settled
@@ -88,12 +91,19 @@ async def obey(payload: dict[str, Any], ctx: Context) -> None:
             raise Dead(reason)
         case {"first": dict(first), "then": dict(then)}:
             await obey(first if ctx.token.startswith("1@") else then, ctx)
+        case {"what": what, "digest": str(expected)} if digest(what) != expected:
+            raise Dead("it was changed on its way")
 
 
 def vitals() -> str:
     """This process's memory in MB, its tasks and its open files."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return f"{resident / 1e6:.2f}/{len(asyncio.all_tasks())}/{len(list(Path('/proc/self/fd').iterdir()))}"
+
+
+def digest(value: Any) -> str:
+    """By which a handler sees whether it was given what was produced."""
+    return sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 def note_settlements(ledger: Ledger) -> None:

@@ -341,7 +341,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "promote-expiry-lost",
         "the expiry outlives a delay",
         "process_delay_message.lua",
-        "deadlines[#deadlines + 1] = expires or 'inf'",
+        "deadlines[#deadlines + 1] = instant(expires)",
         "deadlines[#deadlines + 1] = 'inf'",
     ),
     Mutant(

@@ -359,6 +359,7 @@ class Reference:
         """Whoever follows the rules leaves nothing to mend."""
         verdicts = []
         for suspect in suspects:
+            assert isinstance(suspect.id, str)
             place, topic, deadline = "none", "", inf
             if life := self.live.get(suspect.id):
                 place, topic = life.place, life.topic

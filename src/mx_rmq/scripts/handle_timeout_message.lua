@@ -9,7 +9,7 @@
 --          (cause: 'lapsed' | 'started', also lapsed | 'expired'), ids whose leftovers were cleaned up, ids put off for a
 --          minute because their topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock digits bounded count lease drop_hint relieve
+-- Uses     clock digits bounded count instant is_name lease drop_hint relieve
 local payload, monitor, delay_tasks, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, limit, lease_ms, holder = ARGV[1], bounded(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now_us = clock()
@@ -32,7 +32,7 @@ for _, id in ipairs(late) do
   local lease = topic and redis.pcall('HGET', processing, id)
   if not body then
     cleaned[#cleaned + 1] = { id = id, processing = lease and not lease.err and processing }
-  elseif not topic or (type(lease) == 'table') then
+  elseif not topic or type(lease) == 'table' or not is_name(topic) or not is_name(id) then
     poisoned[#poisoned + 1] = id
   elseif not lease and redis.call('ZSCORE', delay_tasks, id) then
     cleaned[#cleaned + 1] = { id = id, delayed = true }

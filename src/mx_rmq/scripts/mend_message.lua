@@ -8,7 +8,7 @@
 -- Returns  per suspect: place, topic, deadline_ms, findings separated by spaces
 --          (place: pending | processing | delayed | dead | none)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock wake batch relieve
+-- Uses     clock wake batch instant is_name relieve
 local payload, monitor, delay_tasks = KEYS[1], KEYS[2], KEYS[3]
 local dlq, dlq_payload = KEYS[4], KEYS[5]
 local prefix, mend, lease_ms = ARGV[1], ARGV[2] == 'mend', tonumber(ARGV[3])
@@ -40,7 +40,7 @@ local function examine(id, found_in, listed, fallback)
   local remains = redis.call('HMGET', dlq_payload, id, id .. ':queue', id .. ':error')
   local place = 'none'
 
-  if body and not topic then
+  if body and not (topic and is_name(topic)) then
     topic = fallback
     wrong('body-without-topic', { 'HSET', payload, id .. ':queue', topic })
   end
@@ -73,7 +73,7 @@ local function examine(id, found_in, listed, fallback)
       if type(redis.pcall('LLEN', list)) ~= 'number' then
         findings[#findings + 1] = 'body-in-no-place'
       else
-        wrong('body-in-no-place', { 'ZADD', monitor, deadline or expires or 'inf', id }, { 'LPUSH', list, id })
+        wrong('body-in-no-place', { 'ZADD', monitor, deadline or instant(expires), id }, { 'LPUSH', list, id })
         if mend then wake(prefix .. topic .. ':wake') end
       end
     end

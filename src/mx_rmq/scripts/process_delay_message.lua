@@ -6,7 +6,7 @@
 --          ids whose leftovers were cleaned up, ids put off for a minute because their topic is
 --          missing or a key of it has the wrong type
 -- Keeps    I1 I2 I6 I7 I8
--- Uses     clock bounded count wake relieve
+-- Uses     clock bounded count instant is_name wake relieve
 local payload, delay_tasks, monitor = KEYS[1], KEYS[2], KEYS[3]
 local delay_wake, counters = KEYS[4], KEYS[5]
 local prefix, limit = ARGV[1], bounded(ARGV[2])
@@ -25,7 +25,7 @@ for _, id in ipairs(due) do
   local stored = redis.call('HMGET', payload, id .. ':queue', id .. ':keep')
   local topic = stored[1]
   local leased, lane, expires = string.match(stored[2] or '', '^(%d+) (%S+) (%S+)$')
-  local list = topic and prefix .. topic .. (suffixes[lane] or suffixes.normal)
+  local list = topic and is_name(topic) and prefix .. topic .. (suffixes[lane] or suffixes.normal)
   if list and usable[list] == nil then usable[list] = type(redis.pcall('LLEN', list)) == 'number' end
   if redis.call('HEXISTS', payload, id) == 0 then
     cleaned[#cleaned + 1] = id
@@ -38,7 +38,7 @@ for _, id in ipairs(due) do
     group.ids[#group.ids + 1] = id
     groups[list] = group
     promoted[#promoted + 1] = id
-    deadlines[#deadlines + 1] = expires or 'inf'
+    deadlines[#deadlines + 1] = instant(expires)
     deadlines[#deadlines + 1] = id
     if leased == '0' then spare[#spare + 1] = id .. ':keep' end
   end

@@ -68,12 +68,15 @@ class Fetcher(Service):
     async def _claim(self, topic: str, room: int) -> bool:
         """Claim from one topic; whether there was any entry, be it only a hint."""
         work = self._pool.topics[topic]
-        if topic in self._doubtful:
-            await self._give_back_unknown(topic)
-        self._doubtful.add(topic)
         try:
+            if topic in self._doubtful:
+                await self._give_back_unknown(topic)
+            self._doubtful.add(topic)
             claim = await self._shard.store.claim(topic, room, lease=self._config.lease, holder=self._worker)
-        except StoreError as error:  # refused, so nothing was written; the other topics go on
+        except (
+            StoreError,
+            ResponseError,
+        ) as error:  # refused: nothing was written, other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
             if topic not in self._failed:

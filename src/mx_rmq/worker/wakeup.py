@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import ResponseError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -11,6 +14,11 @@ if TYPE_CHECKING:
     from mx_rmq.link import Link
     from mx_rmq.shard import Shard
     from mx_rmq.worker.nudge import Nudge
+
+logger = logging.getLogger("mx_rmq.worker")
+
+_BLIND: Final = 0.1
+"""How often to look, in seconds, while the tokens cannot be waited for."""
 
 
 class Wakeup:
@@ -26,6 +34,7 @@ class Wakeup:
         self._longest = longest
         self._keys: frozenset[str] = frozenset()
         self._answer: asyncio.Future[Any] | None = None
+        self._failed = False
 
     async def wait(self, keys: Collection[str], seconds: float) -> Collection[str]:
         """Wait for a token at any of *keys*, for *seconds* or for a nudge; returns where to look.
@@ -46,7 +55,15 @@ class Wakeup:
         if self._answer is None or not self._answer.done():
             return ()
         answer, self._answer = self._answer, None
-        reply = answer.result()
+        try:
+            reply = answer.result()
+        except ResponseError as error:  # one of the keys has another type; nobody says which
+            if not self._failed:
+                self._failed = True
+                logger.error("wake.failed", extra={"keys": sorted(self._keys), "error": str(error)})
+            await self._nudge.wait(min(seconds, _BLIND))
+            return self._keys
+        self._failed = False
         return () if reply is None else (reply[0].decode(),)
 
     async def close(self) -> None:

@@ -2,5 +2,5 @@
 -- What must outlive it (how often the message was leased, its lane, its expiry) is "kept".
 local function kept(lease)
   local leased, lane, expires = string.match(lease, '^(%d+)@%S+ (%S+) (%S+)')
-  return leased or '0', lane or 'normal', expires or 'inf'
+  return leased or '0', lane or 'normal', instant(expires)
 end
