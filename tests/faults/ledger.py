@@ -19,7 +19,7 @@ class Event(NamedTuple):
     """One line: what happened to which message under which token, when and in which process."""
 
     what: str
-    """tried | acked | start | end | done | refused | retried | dead"""
+    """tried | acked | start | end | failed | done | refused | retried | dead"""
     id: str
     token: str
     at: float
