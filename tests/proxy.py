@@ -4,45 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import shutil
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import hiredis
 
 from mx_rmq.scripts import SCRIPTS
+from tests.harness import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from mx_rmq.embedded import EmbeddedServer
+NAMES = {script.sha: script.name for script in SCRIPTS.values()}
+
+
+class Located(Protocol):
+    """A server, embedded or not."""
+
+    @property
+    def url(self) -> str:
+        """``unix://`` or ``redis://``."""
 
 
 class Proxy:
-    """Passes everything on until told otherwise; lives in a thread, so that blocking clients can use it."""
+    """Passes everything on until told otherwise; lives in a thread, so that blocking clients can use it.
 
-    def __init__(self, server: EmbeddedServer) -> None:
-        self._target = server.socket
+    It listens as its server does, on a unix socket or on a TCP port of loopback.
+    """
+
+    def __init__(self, server: Located) -> None:
+        self._target = urlsplit(server.url)
         self._home = Path(tempfile.mkdtemp(prefix="mx-p-"))
         self._socket = self._home / "s"
-        self.url = f"unix://{self._socket}"
+        self._port = free_port()
+        unix = self._target.scheme == "unix"
+        self.url = f"unix://{self._socket}" if unix else f"redis://127.0.0.1:{self._port}"
         self.commands: list[bytes] = []
         """The name of every command that came through."""
         self.connections = 0
         self.lost_replies = 0
-        self._lose_in = 0
-        self._lose_sha = ""
+        self.lost: Counter[str] = Counter()
+        """The lost replies by the name of their script."""
+        self._losing: dict[str, int] = {}
+        """In how many calls of which script, or of any, a reply gets lost."""
         self._stay_away = False
-        self._dribble = 0.0
+        self._dribble, self._piece = 0.0, 1 << 12
+        self._latest = 0.0
+        self._dice = random.Random()
         self._open: set[asyncio.Task[Any]] = set()
         self._listener: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._silent: list[asyncio.Event] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.back()
@@ -52,11 +73,14 @@ class Proxy:
     def lose_reply(self, nth: int = 1, *, script: str = "", stay_away: bool = False) -> None:
         """The server does the *nth* script call from now, but its reply and the connection are lost.
 
-        With *script*, the *nth* call of that one.
+        With *script*, the *nth* call of that one; others may be waited for at the same time.
         """
-        self._lose_sha = SCRIPTS[script].sha if script else ""
-        self._lose_in = nth
         self._stay_away = stay_away
+        self._losing[script] = nth
+
+    def losing(self, script: str) -> bool:
+        """Whether a reply of *script* is still to be lost."""
+        return script in self._losing
 
     def cut(self) -> None:
         """Cut every connection."""
@@ -81,12 +105,23 @@ class Proxy:
     def half_open(self) -> None:
         """Every connection there is falls silent for good; new ones are in order."""
         self.freeze()
+        self._silent.append(self._flowing)
         self._flowing = asyncio.Event()
         self.thaw()
 
-    def dribble(self, pause: float) -> None:
-        """Pass replies on in small pieces, with a pause between them."""
-        self._dribble = pause
+    def belated(self) -> None:
+        """What connections that fell silent had still to say arrives after all."""
+        while self._silent:
+            self._loop.call_soon_threadsafe(self._silent.pop().set)
+
+    def dribble(self, pause: float, piece: int = 1 << 12) -> None:
+        """Pass replies on in pieces of so many bytes, with a pause between them."""
+        self._dribble, self._piece = pause, piece
+
+    def jitter(self, latest: float, dice: random.Random) -> None:
+        """Pass every chunk on after 0 to *latest* seconds, in the order of their coming."""
+        self._dice = random.Random(dice.random())  # this one is used in another thread
+        self._latest = latest
 
     def close(self) -> None:
         """End it."""
@@ -108,8 +143,12 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _listen(self) -> None:
-        if self._listener is None:
+        if self._listener is not None:
+            return
+        if self._target.scheme == "unix":
             self._listener = await asyncio.start_unix_server(self._serve, self._socket)
+        else:
+            self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
 
     async def _away(self) -> None:
         await self._close_door()
@@ -118,7 +157,7 @@ class Proxy:
     async def _close_door(self) -> None:
         if self._listener is not None:
             listener, self._listener = self._listener, None
-            self._socket.unlink()
+            self._socket.unlink(missing_ok=True)
             await asyncio.sleep(0.01)  # who has knocked is let in first; asyncio would leak the connection
             listener.close()
 
@@ -136,7 +175,10 @@ class Proxy:
         task.add_done_callback(lambda _: writer.close())  # it may be cut before it has begun
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_unix_connection(self._target)
+        if self._target.scheme == "unix":
+            up_reader, up_writer = await asyncio.open_unix_connection(self._target.path)
+        else:
+            up_reader, up_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
         asked: deque[str] = deque()
         flowing = self._flowing
         ways = [
@@ -162,15 +204,14 @@ class Proxy:
         asked: deque[str],
         flowing: asyncio.Event,
     ) -> None:
-        parser = hiredis.Reader()
+        parser, send = hiredis.Reader(), _Late(writer)
         while data := await reader.read(1 << 16):
             await flowing.wait()
             parser.feed(data)
             while request := parser.gets():
                 self.commands.append(request[0])
                 asked.append(_script_of(request))
-            writer.write(data)
-            await writer.drain()
+            await send(data, self._dice.uniform(0, self._latest))
 
     async def _pass_replies(
         self,
@@ -179,31 +220,63 @@ class Proxy:
         asked: deque[str],
         flowing: asyncio.Event,
     ) -> None:
-        parser = hiredis.Reader(notEnoughData=Ellipsis)
+        parser, send = hiredis.Reader(notEnoughData=Ellipsis), _Late(writer)
         while data := await reader.read(1 << 16):
             await flowing.wait()
             parser.feed(data)
             while (reply := parser.gets()) is not Ellipsis:
                 script = asked.popleft()
-                if script and self._lose_sha in (script, "") and not str(reply).startswith("NOSCRIPT"):
-                    self._lose_in -= 1
-                    if self._lose_in == 0:
-                        self.lost_replies += 1
-                        if self._stay_away:
-                            await self._close_door()
-                        return
-            step = 1 << 12 if self._dribble else len(data)
+                if script and not str(reply).startswith("NOSCRIPT") and self._is_lost(script):
+                    if self._stay_away:
+                        await self._close_door()
+                    return
+            step = self._piece if self._dribble else len(data)
             for start in range(0, len(data), step):
                 await asyncio.sleep(self._dribble)
-                writer.write(data[start : start + step])
-                await writer.drain()
+                await send(data[start : start + step], self._dice.uniform(0, self._latest))
+
+    def _is_lost(self, script: str) -> bool:
+        for which in (script, ""):
+            if which in self._losing:
+                self._losing[which] -= 1
+                if self._losing[which] == 0:
+                    del self._losing[which]
+                    self.lost_replies += 1
+                    self.lost[script] += 1
+                    return True
+        return False
+
+
+class _Late:
+    """Sends chunks after a delay each, and none before the one that came before it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._due = 0.0
+
+    async def __call__(self, data: bytes, delay: float) -> None:
+        now = self._loop.time()
+        if now + delay > self._due:
+            self._due = now + delay
+        else:
+            self._due += 1e-6  # timers of the same instant have no order
+        if self._due > now:
+            self._loop.call_at(self._due, self._write, data)
+        else:
+            self._write(data)
+            await self._writer.drain()
+
+    def _write(self, data: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(data)
 
 
 def _script_of(request: list[bytes]) -> str:
-    """The script a command runs, by its digest; empty for any other command."""
+    """The script a command runs; empty for any other command."""
     match request[0]:
         case b"EVALSHA":
-            return request[1].decode()
+            return NAMES.get(request[1].decode(), "")
         case b"EVAL":
-            return hashlib.sha1(request[1], usedforsecurity=False).hexdigest()
+            return NAMES.get(hashlib.sha1(request[1], usedforsecurity=False).hexdigest(), "")
     return ""

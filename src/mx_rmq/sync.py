@@ -94,9 +94,9 @@ class SyncProducer:
         """Send one call, named so that sending it again stores nothing twice."""
         store = stores[messages[0].durability]
         produce = store.produce_delayed if messages[0].delay else store.produce
-        call, backoff = self._calls.number(), Backoff()
-        deadline = time.monotonic() + self._config.patience
+        backoff, deadline = Backoff(), time.monotonic() + self._config.patience
         with self._name() as producer:
+            call = self._calls.number()  # not before it has the name, whose numbers must grow
             while True:
                 try:
                     return run_blocking(produce(topic, messages, producer=producer, call=call))

@@ -153,6 +153,19 @@ class Arena:
         args = name, TOPIC, payload, count, threads, rate
         return self._born(Child(programs.sync_producer, *paths, self.url, *args))
 
+    def restless(
+        self, topics: dict[str, dict[str, Any]], count: int, longest: float, **options: Any
+    ) -> Child:
+        """Start a process in which *count* workers at a time come and go after *longest* seconds at most."""
+        paths = str(self._ledgers), str(self.logs)
+        return self._born(Child(programs.restless, *paths, self.url, topics, count, longest, options))
+
+    def steady(self, *payloads: dict[str, Any], rate: float, topic: str = TOPIC, **options: Any) -> Child:
+        """Start a producer that goes on until told to stop, and ends with an error at the first one."""
+        paths = str(self._ledgers), str(self.logs)
+        args = topic, list(payloads), rate, options
+        return self._born(Child(programs.steady, *paths, self.url, *args))
+
     def _born(self, child: Child) -> Child:
         self.children.append(child)
         return child
@@ -182,10 +195,24 @@ class Arena:
         texts = (file.read_text() for file in self._ledgers.glob(f"{child.pid}.*"))
         return sum(f"\n{text}".count(f"\n{what} ") for text in texts)
 
+    async def busy(self, *workers: Child, within: float = 30.0) -> None:
+        """Wait until each of these workers has started something."""
+        pids = {worker.pid for worker in workers}
+
+        def all_started() -> bool:
+            return pids <= {event.pid for event in self.events() if event.what == "start"}
+
+        await eventually(all_started, within)
+
     async def open_messages(self) -> int:
         """How many messages are still to run."""
         counts = await self.queue.counts()
         return counts.pending + counts.processing + counts.delayed
+
+    async def produced(self) -> int:
+        """How many messages the server has stored, by its own count."""
+        counters = await command(self.redis, "HGETALL", self.keys.of_queue("counters"))
+        return sum(int(n) for name, n in counters.items() if name.endswith(b":produced"))
 
     async def drained(self, within: float) -> float:
         """Wait until nothing is left to run; how long that took."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from tests.faults.aof_cut import aof_cut
+from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
 from tests.faults.fuzz import fuzz
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
 from tests.faults.poison_pills import poison_pills
+from tests.faults.replies_cut import replies_cut
 from tests.faults.run import Fault
 from tests.faults.scripts_flushed import least_privilege, scripts_flushed
 from tests.faults.server_killed import server_killed
 from tests.faults.sigterm import sigterm
+from tests.faults.silence import black_hole, half_open
 from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
+from tests.faults.slow_network import jitter, trickle
 from tests.faults.soak import soak
 from tests.faults.strange_data import strange_data
 from tests.faults.workers_killed import workers_killed
@@ -32,10 +36,16 @@ FAULTS: dict[str, Fault] = {
     "aof-cut": aof_cut,
     "scripts-flushed": scripts_flushed,
     "least-privilege": least_privilege,
+    "replies-cut": replies_cut,
+    "jitter": jitter,
+    "trickle": trickle,
+    "half-open": half_open,
+    "black-hole": black_hole,
+    "client-kill": clients_killed,
     "memory-full": memory_full,
-    "million": million,
     "wrong-types": wrong_types,
     "strange-data": strange_data,
     "fuzz": fuzz,
+    "million": million,
     "soak": soak,
 }

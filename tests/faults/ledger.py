@@ -19,8 +19,8 @@ class Event(NamedTuple):
     """One line: what happened to which message under which token, when and in which process."""
 
     what: str
-    """tried | acked | start | end | done | refused | retried | dead | taken | promoted; vitals, with figures
-    for a token"""
+    """tried | acked | start | end | failed | done | refused | retried | dead | taken | promoted; vitals, with
+    figures for a token"""
     id: str
     token: str
     at: float

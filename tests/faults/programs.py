@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 
 from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
+from mx_rmq.ids import new_id
 from mx_rmq.records import Delivery, Overdue, Promotion, Settled
 from mx_rmq.store import Store
 from tests.faults.ledger import Ledger
@@ -61,19 +64,66 @@ def worker(
     shift_clock(options.pop("clock_ahead", 0.0))
     note_settlements(ledger)
     note_recovery(ledger)
+    asyncio.run(serving(ledger, url, topics, options).run())
+
+
+def serving(
+    ledger: Ledger, url: str, topics: dict[str, dict[str, Any]], options: dict[str, Any]
+) -> RedisMessageQueue:
+    """A queue with a handler for each topic that does what its messages say."""
     mq = RedisMessageQueue(url, name=QUEUE, check="off", **options)
 
     async def handle(payload: dict[str, Any], ctx: Context) -> None:
         ledger.write("start", ctx.message_id, token=ctx.token)
         if "vitals" in payload:
             ledger.write("vitals", ctx.message_id, token=vitals())
-        await obey(payload, ctx)
+        try:
+            await obey(payload, ctx)
+        except ValueError:
+            ledger.write("failed", ctx.message_id, token=ctx.token)
+            raise
         ledger.write("end", ctx.message_id, token=ctx.token)
 
     for topic, handler in topics.items():
         register: Any = mq.handler(topic, **{"retry": Retry(3, base=0.01, cap=0.05), **handler})
         register(handle)
-    asyncio.run(mq.run())
+    return mq
+
+
+def restless(
+    folder: str,
+    log: str,
+    url: str,
+    topics: dict[str, dict[str, Any]],
+    count: int,
+    longest: float,
+    options: dict[str, Any],
+) -> None:
+    """Run *count* workers at a time, each for *longest* seconds at most; then another takes its place."""
+    ledger = begin(folder, log)
+    note_settlements(ledger)
+
+    async def main() -> None:
+        stop = stop_event()
+
+        async def place(number: int) -> None:
+            dice = random.Random(number)
+            while not stop.is_set():
+                mq = serving(ledger, url, topics, options)
+                await mq.start()
+                await asyncio.sleep(dice.uniform(0.2, 1.0) * longest)
+                await mq.close()
+
+        await asyncio.gather(*(place(number) for number in range(count)))
+
+    asyncio.run(main())
+
+
+def stop_event() -> asyncio.Event:
+    """Set when the process is told to stop."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    return stop
 
 
 async def obey(payload: dict[str, Any], ctx: Context) -> None:
@@ -244,3 +294,54 @@ def sync_producer(
             ledger.write("acked", id_)
 
         list(pool.map(produce, range(1, count + 1)))
+
+
+def steady(
+    folder: str,
+    log: str,
+    url: str,
+    topic: str,
+    payloads: list[dict[str, Any]],
+    rate: float,
+    options: dict[str, Any],
+) -> None:
+    """Produce *payloads* in turn and in every way, mostly without ids, until told to stop.
+
+    Nothing is tried again here: an error ends the program.
+    """
+    ledger = begin(folder, log)
+
+    async def main() -> None:
+        stop, started = stop_event(), time.monotonic()
+        async with RedisMessageQueue(url, name=QUEUE, check="off", **options) as mq:
+
+            async def one(n: int) -> None:
+                ids = await produce_somehow(mq, topic, payloads[n % len(payloads)], n // len(payloads))
+                ledger.write("tried", *ids)
+                ledger.write("acked", *ids)
+
+            async with asyncio.TaskGroup() as calls:
+                for n in itertools.count():
+                    await asyncio.sleep(max(0.0, started + n / rate - time.monotonic()))
+                    if stop.is_set():
+                        break
+                    calls.create_task(one(n))
+
+    asyncio.run(main())
+
+
+async def produce_somehow(
+    mq: RedisMessageQueue, topic: str, payload: dict[str, Any], n: int
+) -> Sequence[str]:
+    """Produce in one of the ways there are; the ids of what was acknowledged."""
+    match n % 8:
+        case 0 | 1:
+            return [await mq.produce(topic, payload, delay=0.05)]
+        case 2:
+            return await mq.produce_many(topic, [payload] * 3)
+        case 3:
+            return [await asyncio.to_thread(mq.sync.produce, topic, payload)]
+        case 4:
+            return [await mq.produce(topic, payload, message_id=f"{os.getpid()}-{new_id()}")]
+        case _:
+            return [await mq.produce(topic, payload)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class Verdict:
     restarted: set[str]
     """Started again after its completion was accepted."""
     duplicates: int
-    """Starts beyond the first one of each message."""
+    """Starts beyond the first one of each message, but for those after a failure."""
     findings: list[str] = field(default_factory=list)
     """Of the audit."""
     late: set[str] = field(default_factory=set)
@@ -58,6 +59,7 @@ def judge(events: Sequence[Event], live: Collection[str], dead: Collection[str])
     accepted = {event.id: event.at for event in reversed(events) if event.what == "done"}
     done = ids(events, "done", "end")
     starts = Counter(event.id for event in events if event.what == "start")
+    failures = Counter(event.id for event in events if event.what == "failed")
     return Verdict(
         acked=len(acked),
         done=len(done - set(live) - set(dead)),
@@ -68,7 +70,7 @@ def judge(events: Sequence[Event], live: Collection[str], dead: Collection[str])
         restarted={
             event.id for event in events if event.what == "start" and event.at > accepted.get(event.id, 1e18)
         },
-        duplicates=starts.total() - len(starts),
+        duplicates=sum(max(0, count - 1 - failures[id_]) for id_, count in starts.items()),
     )
 
 
@@ -95,3 +97,18 @@ def gaps(events: Sequence[Event], killed_at: dict[int, float]) -> list[float]:
         elif event.what in ("done", "retried", "dead", "refused"):
             running[event.pid].pop(event.id, None)
     return waits
+
+
+def resumption(events: Sequence[Event], since: float, workers: Collection[int]) -> float:
+    """How long after an instant the last of *workers* started a message that it had claimed after it.
+
+    What had been claimed before would start even if the worker could never reach the server again.
+    """
+    ahead = time.time() - time.monotonic()
+    resumed: dict[int, float] = {}
+    for event in events:
+        if event.what == "start" and event.pid in workers and event.at > since:
+            claimed_at = int(event.token.partition("@")[2]) / 1e6 - ahead
+            if claimed_at > since:
+                resumed.setdefault(event.pid, event.at - since)
+    return max(resumed.values()) if len(resumed) == len(workers) else float("inf")

@@ -139,7 +139,7 @@ class Machine:
         match step:
             case Produce(topic, specs, delayed, producer):
                 messages = [self.message(spec) for spec in specs]
-                named = {"producer": producer, "call": f"c{self.bodies}"} if producer else {}
+                named = {"producer": producer, "call": str(self.bodies)} if producer else {}
                 return Call("produce_delayed" if delayed else "produce", (topic, messages), named)
             case Take(topic, limit, lease, worker):
                 return Call("claim", (topic, limit), {"lease": lease, "holder": worker})
@@ -245,6 +245,7 @@ class Machine:
 
     async def send(self, call: Call, *, lost: bool = False) -> Any:
         """Make one call and check its answer and everything the server holds."""
+        belated = self.reference.is_belated(call.options)
         try:
             answer = await getattr(self.store, call.verb)(*call.args, **call.options)
         except StoreError as error:
@@ -253,11 +254,13 @@ class Machine:
                 "claim",
                 0,
             )
-            if not (self.full and growing and isinstance(error, OutOfMemory)):
+            if not (belated or (self.full and growing and isinstance(error, OutOfMemory))):
                 raise Violation("answer", f"{call} failed: {error}") from error
             self.reference.at(self.clock.us)
             self.look()
             return None
+        if belated:
+            raise Violation("I5 repeat", f"{call} was done after a later one of its producer")
         self.reference.at(self.clock.us)
         held = {id_ for id_, life in self.reference.live.items() if life.place == "processing"}
         live = set(self.reference.live)

@@ -315,6 +315,13 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end",
         "if not memory then return nil end",
     ),
+    Mutant(
+        "calls-belated",
+        "a call that arrives after a later one is refused",
+        "lib/calls.lua",
+        "if last and (tonumber(call) or last) < last then",
+        "if false then",
+    ),
     # -- delay
     Mutant(
         "delay-wakes-nobody",

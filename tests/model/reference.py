@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mx_rmq.keys import LANES, Lane
 from mx_rmq.records import (
@@ -26,7 +26,7 @@ from mx_rmq.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class Violation(AssertionError):
@@ -114,6 +114,11 @@ class Reference:
         self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
     ) -> list[Stored]:
         return self._produce(topic, messages, producer, call, delayed=True)
+
+    def is_belated(self, options: Mapping[str, Any]) -> bool:
+        """Whether a call with these options is a producer's that has made a later one."""
+        last, _ = self.calls.get(options.get("producer", ""), ("0", []))
+        return "call" in options and int(options["call"]) < int(last)
 
     def _produce(
         self, topic: str, messages: Sequence[NewMessage], producer: str, call: str, *, delayed: bool

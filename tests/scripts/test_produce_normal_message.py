@@ -235,6 +235,17 @@ async def test_a_call_without_name_sent_again_stores_nothing_twice(store: Store,
         assert await store.produce(TOPIC, [new("m1"), new("m2")]) == [Stored.LIVE] * 2
 
 
+async def test_a_call_that_arrives_after_a_later_one_is_refused(store: Store, redis: Redis) -> None:
+    """It was held up on a silent connection; meanwhile it was sent again, and its message is done."""
+    for number in ("9", "10"):
+        await store.produce(TOPIC, [new(f"m{number}")], producer="p1", call=number)
+    await store.complete(TOPIC, [(delivery, 0.0) for delivery in await claim(store)])
+    async with unchanged(redis):
+        with pytest.raises(StoreError, match="BELATED"):
+            await store.produce(TOPIC, [new("m9")], producer="p1", call="9")
+    assert await store.produce(TOPIC, [new("m9")], producer="p2", call="9") == [Stored.STORED]
+
+
 async def test_a_call_is_remembered_for_a_minute(store: Store, redis: Redis) -> None:
     await store.produce(TOPIC, [new("m1"), new("m1")], producer="p1", call="c1")
     assert (await read_state(redis, tools=True))["call:of:p1"] == "c1 1 0"

@@ -65,6 +65,7 @@ async def live(store: Store) -> list[object]:
     note(await store.resume("t"))
     a, b, d, c = await claim()
 
+    note(await store.start("t", [a, b]))
     note(await store.extend("t", [a, b], lease=60.0))
     note(await store.complete("t", [(a, 3600.0), (a, 0.0)]))
     note(await store.produce("t", new[:1]))
