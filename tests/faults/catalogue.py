@@ -10,6 +10,7 @@ from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
 from tests.faults.poison_pills import poison_pills
+from tests.faults.primary_lost import primary_lost_memory, primary_lost_replicated
 from tests.faults.replies_cut import replies_cut
 from tests.faults.run import Fault
 from tests.faults.scripts_flushed import least_privilege, scripts_flushed
@@ -20,11 +21,13 @@ from tests.faults.slow_handlers import blocking_handler, long_handler, worker_st
 from tests.faults.slow_network import jitter, trickle
 from tests.faults.soak import soak
 from tests.faults.strange_data import strange_data
+from tests.faults.vanished import vanished
 from tests.faults.workers_killed import workers_killed
 from tests.faults.wrong_types import wrong_types
 
 FAULTS: dict[str, Fault] = {
     "workers-killed": workers_killed,
+    "workers-vanished": vanished,
     "monitors-killed": monitors_killed,
     "poison-pills": poison_pills,
     "long-handler": long_handler,
@@ -34,6 +37,8 @@ FAULTS: dict[str, Fault] = {
     "sigterm": sigterm,
     "server-killed": server_killed,
     "aof-cut": aof_cut,
+    "primary-lost": primary_lost_replicated,
+    "primary-lost-unreplicated": primary_lost_memory,
     "scripts-flushed": scripts_flushed,
     "least-privilege": least_privilege,
     "replies-cut": replies_cut,

@@ -26,7 +26,12 @@ async def workers_killed(run: Run) -> Row:
         rate = messages / (kills * EVERY)
         pause = BUSY * WORKERS * CONCURRENCY / rate
         producer = arena.producer("m", ({"sleep": pause}, messages), callers=200, rate=rate)
-        options: dict[str, Any] = {"lease": LEASE, "concurrency": CONCURRENCY, "crash_limit": 1000}
+        options: dict[str, Any] = {
+            "lease": LEASE,
+            "concurrency": CONCURRENCY,
+            "crash_limit": 1000,
+            "recovery_grace": None,
+        }
         workers = [arena.worker(**options) for _ in range(WORKERS)]
         await asyncio.sleep(1.0)
         for n in range(kills):
