@@ -56,7 +56,6 @@ async def memory_full(run: Run) -> Row:
         events = arena.events()
         verdict = await arena.verdict()
     recovered = gaps(events, {victim.pid: victim.killed_at or 0.0})
-    verdict.duplicates -= some  # those that fail once are to start twice
     return Row(
         fault="maxmemory reached under load, one worker killed meanwhile",
         messages=verdict.acked,
