@@ -239,7 +239,7 @@ def with_crashes(id_: str, crashes: int) -> bytes:
     )
 
 
-async def test_a_message_that_a_further_crash_would_kill_runs_alone(
+async def test_a_message_that_a_further_crash_would_kill_begins_alone(
     mq: RedisMessageQueue, redis: Redis
 ) -> None:
     """So it is never mistaken for the one that takes its worker down; all others run together as ever."""
@@ -265,8 +265,8 @@ async def test_a_message_that_a_further_crash_would_kill_runs_alone(
     assert min(most[f"{kind}{n}"] for kind in ("new", "once") for n in range(2)) > 1
 
 
-async def test_to_be_alone_nobody_waits_longer_than_a_lease(make_queue: MakeQueue, redis: Redis) -> None:
-    mq = make_queue(lease=0.3)
+async def test_beginning_alone_nobody_waits_for_what_runs_long(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(grace=0.1)
     ran = asyncio.Event()
 
     @mq.handler("endless")
@@ -282,6 +282,25 @@ async def test_to_be_alone_nobody_waits_longer_than_a_lease(make_queue: MakeQueu
     await in_state(mq, "E1", "processing")
     await put_bytes(redis, "last", with_crashes("last", 2))
     await asyncio.wait_for(ran.wait(), 10)
+    await mq.stop()
+
+
+async def test_what_began_alone_and_runs_long_keeps_nobody_waiting(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Workers that were killed twice may leave many such messages behind, and each may run for minutes."""
+    mq = make_queue(grace=0.1)
+    running: set[str] = set()
+
+    @mq.handler("t")
+    async def on_t(payload: int, ctx: Context) -> None:
+        running.add(ctx.message_id)
+        await asyncio.sleep(60)
+
+    for id_, crashes in (("last1", 2), ("last2", 2), ("new", 0)):
+        await put_bytes(redis, id_, with_crashes(id_, crashes))
+    await mq.start()
+    await eventually(lambda: running == {"last1", "last2", "new"})
     await mq.stop()
 
 

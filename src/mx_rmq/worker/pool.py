@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ _PACE_WINDOW = 0.01
 _PREFETCH_AHEAD = 0.03
 _MOST_AT_ONCE = 250
 """Messages in one claim: enough to share its cost, few enough to arrive before the held ones are used up."""
+_MOMENT = 1.0
+"""Seconds for which a run that begins alone waits for others, and others for it."""
 _MOST_WAKING = 4
 """Runners woken at a time; each that finds more to do than itself can wakes others. If handlers wait for
 nothing a few runners do it all, and waking the others would cost more than the handlers."""
@@ -76,7 +78,7 @@ class Pool:
         self._measured_at = self._loop.time()
         self._alone = asyncio.Lock()
         self._standing = 0
-        """Runs that are to be alone, or wait to be."""
+        """Runs that begin alone, or wait to."""
         self._quiet = asyncio.Event()
 
     # -- jobs
@@ -122,19 +124,29 @@ class Pool:
                 self._waking -= 1
 
     @asynccontextmanager
-    async def alone(self, patience: float) -> AsyncIterator[None]:
-        """Let the run that asks be the only one, but do not wait longer than *patience* for the others."""
+    async def alone(self) -> AsyncIterator[None]:
+        """Let the run that asks be the only one while it begins.
+
+        A moment is waited for the others to end, and a moment later others may begin: what takes a
+        process down mostly does so at once, and many messages may have to begin alone.
+        """
         self._standing += 1
-        try:
-            async with self._alone:
-                if self._runs > self._standing:
-                    self._quiet.clear()
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._quiet.wait(), patience)
-                yield
-        finally:
-            self._standing -= 1
-            self._wake_some()
+        leaving = ExitStack()
+        leaving.callback(self._wake_some)
+        leaving.callback(self._stand_back)
+        with leaving:
+            await self._alone.acquire()
+            leaving.callback(self._alone.release)
+            if self._runs > self._standing:
+                self._quiet.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._quiet.wait(), _MOMENT)
+            timer = self._loop.call_later(_MOMENT, leaving.close)
+            leaving.callback(timer.cancel)
+            yield
+
+    def _stand_back(self) -> None:
+        self._standing -= 1
 
     def finished(self, topic: TopicWork, count: int) -> None:
         """Free what ``take`` gave."""

@@ -124,9 +124,9 @@ class Runner:
     ) -> None:
         """Run what may have taken workers down, noting that it begins.
 
-        If another crash would be its last it runs *alone*, so that it dies of no other message's crash.
+        If another crash would be its last it begins *alone*, so that it dies of no other message's crash.
         """
-        async with self._pool.alone(patience=self._config.lease) if alone else nullcontext():
+        async with self._pool.alone() if alone else nullcontext():
             await self._note_start(jobs)
             now = self._loop.time()
             fit = [job for job in jobs if job.end is None]
