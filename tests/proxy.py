@@ -273,10 +273,12 @@ class _Late:
 
 
 def _script_of(request: list[bytes]) -> str:
-    """The script a command runs; empty for any other command."""
+    """The script a command runs, by its name if it is ours; empty for any other command."""
     match request[0]:
         case b"EVALSHA":
-            return NAMES.get(request[1].decode(), "")
+            digest = request[1].decode()
         case b"EVAL":
-            return NAMES.get(hashlib.sha1(request[1], usedforsecurity=False).hexdigest(), "")
-    return ""
+            digest = hashlib.sha1(request[1], usedforsecurity=False).hexdigest()
+        case _:
+            return ""
+    return NAMES.get(digest, digest)

@@ -103,11 +103,12 @@ def calls_of(server: Server, command: str) -> int:
 
 @BINARIES
 async def test_a_replicated_message_is_on_the_replica_when_produce_returns(
-    queue: RedisMessageQueue, replica: Server
+    primary: Server, replica: Server
 ) -> None:
-    for n in range(20):
-        receipt = await queue.produce("t", n, durability="replicated", delay=60 * (n % 2))
-        assert receipt in ids_on(replica)
+    async with queue_at(primary, durability_timeout=10) as queue:
+        for n in range(20):
+            receipt = await queue.produce("t", n, durability="replicated", delay=60 * (n % 2))
+            assert receipt in ids_on(replica)
 
 
 @BINARIES
