@@ -54,14 +54,16 @@ async def poison_pills(run: Run) -> Row:
         messages=verdict.acked,
         kills=result.kills,
         lost=len(verdict.lost),
-        duplicates=verdict.duplicates - pills * (LIMIT - 1),
-        figure=f"dead as crashed after {LIMIT} starts, good throughput >= {SHARE:.0%} of a clean run",
+        duplicates=verdict.duplicates - sum(starts - 1 for *_, starts in result.deaths),
+        figure=f"dead as crashed after exactly {LIMIT} crashes, good throughput >= {SHARE:.0%} of a clean run",
         seen=f"{verdict}; {share:.0%} of {clean.throughput:.0f}/s; dead: {result.deaths}",
         ok=clean.verdict.ok
         and verdict.ok
         and (clean.verdict.done, clean.verdict.dead, clean.verdict.duplicates) == (good, 0, 0)
         and (verdict.acked, verdict.done, verdict.dead) == (good + pills, good, pills)
-        and all(death[1:] == ("crashed", LIMIT, LIMIT) for death in result.deaths)
+        and all(death[1:3] == ("crashed", LIMIT) for death in result.deaths)
+        # The first worker that vanishes is blamed on all it held, so one start may be missing.
+        and all(LIMIT - 1 <= starts <= LIMIT for *_, starts in result.deaths)
         and share >= SHARE,
     )
 
