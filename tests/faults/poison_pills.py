@@ -55,7 +55,7 @@ async def poison_pills(run: Run) -> Row:
         kills=result.kills,
         lost=len(verdict.lost),
         duplicates=verdict.duplicates - sum(starts - 1 for *_, starts in result.deaths),
-        figure=f"dead as crashed after exactly {LIMIT} crashes, good throughput >= {SHARE:.0%} of a clean run",
+        figure=f"dead as crashed after exactly {LIMIT} crashes, good throughput >= {SHARE:.0%} of clean",
         seen=f"{verdict}; {share:.0%} of {clean.throughput:.0f}/s; dead: {result.deaths}",
         ok=clean.verdict.ok
         and verdict.ok
