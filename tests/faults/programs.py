@@ -25,7 +25,7 @@ from mx_rmq.store import Store
 from tests.faults.ledger import Ledger
 
 QUEUE = "faults"
-LONGEST = 1800
+LONGEST = 3600
 """Seconds after which a process ends by itself, whatever became of its parent."""
 
 
