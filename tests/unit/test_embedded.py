@@ -237,8 +237,8 @@ def test_a_terminal_cannot_reach_it() -> None:
 
 
 def test_it_is_nobodys_child_to_wait_for() -> None:
-    with EmbeddedServer.open(), pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    with EmbeddedServer.open() as server, pytest.raises(ChildProcessError):
+        os.waitpid(server.pid, os.WNOHANG)
 
 
 def test_options_reach_the_server() -> None:
