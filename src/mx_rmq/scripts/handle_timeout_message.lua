@@ -6,8 +6,9 @@
 -- ARGV     prefix, limit, lease_ms, holder; now_us
 -- Returns  now_us,
 --          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
---          (cause: 'lapsed' | 'started', also lapsed | 'expired'), ids whose leftovers were cleaned up, ids put off for a
---          minute because their topic is missing or a key of it has the wrong type
+--          (cause: 'lapsed' | 'started', which is lapsed while it ran | 'expired'),
+--          ids whose leftovers were cleaned up, ids put off for a minute because their topic is
+--          missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I6 I7 I8
 -- Uses     clock digits bounded count instant is_name lease drop_hint relieve
 local payload, monitor, delay_tasks, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
