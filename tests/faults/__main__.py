@@ -45,7 +45,7 @@ def as_markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-async def run(names: list[str], *, short: bool, seed: int, console: Console) -> list[Row]:
+async def run(names: list[str], *, short: bool, seed: int, minutes: float, console: Console) -> list[Row]:
     rows = []
     for n, name in enumerate(names, 1):
         started = time.monotonic()
@@ -55,7 +55,7 @@ async def run(names: list[str], *, short: bool, seed: int, console: Console) -> 
                 status.update(f"{where}: {text}")
 
             try:
-                row = await FAULTS[name](Run(short, seed, tell))
+                row = await FAULTS[name](Run(short, seed, tell, minutes))
             except Exception as error:  # a fault that cannot be run is one that was not survived
                 row = Row(fault=name, figure="to run", seen=f"{type(error).__name__}: {error}", ok=False)
         rows.append(row)
@@ -69,13 +69,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mx faults", description=__doc__)
     parser.add_argument("what", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all but soak")
     parser.add_argument("--short", action="store_true", help="the size that the tests run")
-    parser.add_argument("--soak", action="store_true", help="everything at random, for 30 minutes")
+    parser.add_argument("--soak", action="store_true", help="everything at random, for long")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long the soak takes (30)")
     parser.add_argument("--seed", type=int, help="repeat a run")
     parser.add_argument("--json", action="store_true", help="rows for machines instead of a table")
     parser.add_argument("--markdown", action="store_true", help="the table for the documentation")
     options = parser.parse_args()
     if unknown := set(options.what) - set(FAULTS):
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(FAULTS)}")
+    if not 1 <= options.minutes <= 55:
+        parser.error("--minutes wants 1 to 55")
     names = options.what or [name for name in FAULTS if name != "soak"]
     if options.soak:
         names = ["soak"]
@@ -83,7 +86,7 @@ def main() -> int:
     console = Console(stderr=True)
     logging.getLogger("mx_rmq").addHandler(logging.NullHandler())  # or it would write into the progress
     console.print(f"seed {seed}", highlight=False)
-    rows = asyncio.run(run(names, short=options.short, seed=seed, console=console))
+    rows = asyncio.run(run(names, short=options.short, seed=seed, minutes=options.minutes, console=console))
     if options.json:
         print(msgspec.json.encode(rows).decode())
     elif options.markdown:

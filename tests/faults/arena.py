@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,19 @@ class Child:
 
     def term(self) -> None:
         """Ask it to stop."""
-        os.kill(self.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def pause(self) -> None:
         """Let it stand still."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it may have died by itself, of a pill
+            os.kill(self.pid, number)
 
     async def ended(self, within: float) -> int:
         """Wait until it has ended, and return its exit code."""

@@ -38,6 +38,8 @@ class Run:
     short: bool
     seed: int
     tell: Callable[[str], None] = lambda text: None
+    minutes: float = 30.0
+    """How long the soak takes."""
     dice: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

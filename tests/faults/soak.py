@@ -22,7 +22,7 @@ MORE_MEMORY, MORE_TASKS, MORE_FILES = 8, 4, 3
 
 async def soak(run: Run) -> Row:
     """Workers are killed, stopped and paused, connections reset, scripts flushed and the server killed."""
-    seconds = run.size(1800, 60)
+    seconds = run.size(round(run.minutes * 60), 60)
     async with Arena.open(run, appendonly="yes") as arena:
         mixture = Mixture(arena)
         producers = [
