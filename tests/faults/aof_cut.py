@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mx_rmq import Context, RedisMessageQueue, Retry
-from tests.faults.arena import TOPIC, Arena
+from tests.faults.arena import TOPIC, Arena, open_messages
 from tests.faults.ledger import ids
 from tests.faults.programs import QUEUE, obey
 from tests.faults.run import Row, Run
@@ -106,10 +106,10 @@ async def _cut(home: Path, copy: Path, length: int) -> Left:
             mq.start()
             try:
                 async with asyncio.timeout(20):
-                    while (counts := await mq.counts()).pending + counts.processing + counts.delayed:
+                    while await open_messages(mq):
                         await asyncio.sleep(0.05)
             except TimeoutError:
-                wrong.append(f"not drained: {counts}")
+                wrong.append(f"not drained: {await mq.counts()}")
             await mq.stop()
             wrong += [f"drained: {finding}" for finding in await _findings(mq)]
             counts = await mq.counts()

@@ -210,8 +210,7 @@ class Arena:
 
     async def open_messages(self) -> int:
         """How many messages are still to run."""
-        counts = await self.queue.counts()
-        return counts.pending + counts.processing + counts.delayed
+        return await open_messages(self.queue)
 
     async def produced(self) -> int:
         """How many messages the server has stored, by its own count."""
@@ -247,6 +246,19 @@ class Arena:
     async def _ids(self, part: str) -> set[str]:
         fields = await command(self.redis, "HKEYS", self.keys.of_queue(part))
         return {field.decode() for field in fields if b":" not in field}
+
+
+async def open_messages(mq: RedisMessageQueue) -> int:
+    """How many messages of a queue are still to run.
+
+    Counting takes several looks, between which a message may go from where it was not yet counted to
+    where that was done; so none is left only if two counts in a row say so.
+    """
+    for _ in range(2):
+        counts = await mq.counts()
+        if left := counts.pending + counts.processing + counts.delayed:
+            return left
+    return 0
 
 
 async def eventually(what: Callable[[], Any], within: float) -> float:
