@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from redis.exceptions import ResponseError
@@ -21,7 +22,7 @@ class Together(Protocol):
         """Send commands in a row on one connection; what is refused or lost is among the replies."""
 
 
-class Durable:
+class Durable(ABC):
     """Commands that are answered once their effect is as durable as asked for.
 
     The server waits for what was written last on the same connection, so the wait travels right behind
@@ -72,9 +73,9 @@ class Durable:
                 raise reply
         return replies
 
+    @abstractmethod
     def lacking(self, reached: Any) -> str:
         """What the answer to the wait falls short of; empty if it does not."""
-        raise NotImplementedError
 
 
 class OnDisk(Durable):
