@@ -248,6 +248,30 @@ async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueu
 
 
 @ONE_SERVER
+async def test_what_a_process_held_while_it_stood_still_does_not_begin_any_more(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Somebody else may have run it to its end; the thread that would find out wakes at the same time."""
+    mq = make_queue(lease=0.3, concurrency=1, recovery_grace=None)
+    tokens: dict[str, str] = {}
+
+    @mq.handler("t")
+    async def on_t(payload: str, ctx: Context) -> None:
+        tokens[ctx.message_id] = ctx.token
+        if payload == "block":
+            worker: Any = mq._worker
+            worker._leases.stop(5)  # as in a process that stands still, nobody extends
+            time.sleep(0.6)  # noqa: ASYNC251
+
+    for n in range(500):  # a quick pace, so that messages are held ready
+        await mq.produce("t", "quick", message_id=f"q{n}")
+    await mq.produce("t", "block", message_id="B1")
+    await mq.produce("t", "held", message_id="H1")
+    await mq.start()
+    await drained(mq)
+    assert not tokens["H1"].startswith("1@"), "it was taken over first"
+
+
 async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
     make_queue: MakeQueue, redis: Redis, server: EmbeddedServer
 ) -> None:

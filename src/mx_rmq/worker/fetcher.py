@@ -72,11 +72,9 @@ class Fetcher(Service):
             if topic in self._doubtful:
                 await self._give_back_unknown(topic)
             self._doubtful.add(topic)
+            asked_at = self._loop.time()
             claim = await self._shard.store.claim(topic, room, lease=self._config.lease, holder=self._worker)
-        except (
-            StoreError,
-            ResponseError,
-        ) as error:  # refused: nothing was written, other topics go on
+        except (StoreError, ResponseError) as error:  # refused: nothing was written, other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
             if topic not in self._failed:
@@ -89,7 +87,8 @@ class Fetcher(Service):
         self._hot.pop(topic)
         if claim.left:
             self._heat(topic)
-        jobs = [Job(delivery, self._shard, work.handler, self._loop) for delivery in claim.deliveries]
+        until = asked_at + self._config.lease
+        jobs = [Job(delivery, self._shard, work.handler, self._loop, until) for delivery in claim.deliveries]
         self._shard.held.update(jobs)
         self._pool.offer(work, jobs)
         return bool(jobs) or claim.left > 0

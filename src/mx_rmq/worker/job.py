@@ -35,6 +35,7 @@ class Job:
         "delivery",
         "end",
         "handler",
+        "leased_until",
         "loop",
         "message",
         "payload",
@@ -43,7 +44,12 @@ class Job:
     )
 
     def __init__(
-        self, delivery: Delivery, shard: Shard, handler: Handler[Any], loop: asyncio.AbstractEventLoop
+        self,
+        delivery: Delivery,
+        shard: Shard,
+        handler: Handler[Any],
+        loop: asyncio.AbstractEventLoop,
+        leased_until: float,
     ) -> None:
         self.delivery = delivery
         self.shard = shard
@@ -54,6 +60,8 @@ class Job:
         self.payload: Any = None
         self.deadline = inf
         """When its handler times out, by the loop's clock; the lease is not extended past it."""
+        self.leased_until = leased_until
+        """When the lease is over at the earliest, by the loop's clock; nothing begins after that."""
         self.started_at = 0.0
         self.end: End | None = None
         self._runner: asyncio.Task[Any] | None = None

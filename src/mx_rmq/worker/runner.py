@@ -156,6 +156,8 @@ class Runner:
     def _open(self, job: Job, now: float) -> Outcome | None:
         """Read the message and its payload; an outcome if it must not run."""
         job.started_at = now
+        if job.leased_until <= now:  # this process stood still: another may have run it to its end
+            job.stop(End.LOST)
         if job.end is not None:
             return Abandoned()
         try:
