@@ -47,7 +47,7 @@ def main() -> int:
         "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all"
     )
     parser.add_argument("--json", action="store_true", help="rows for machines instead of a table")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each throughput is measured (3)")
+    parser.add_argument("--rounds", type=int, default=8, help="how often each throughput is measured (8)")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="smaller counts for a quick look; figures are for 1 (1)"
     )

@@ -114,6 +114,10 @@ async def fill(store: Store, count: int) -> None:
         await store.produce("orders", batch)
 
 
-async def best(rounds: int, measure: Callable[[], Awaitable[float]]) -> float:
-    """The highest of a few measurements: whatever else runs on the machine only makes it slower."""
-    return max([await measure() for _ in range(rounds)])
+async def best_in_turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> list[float]:
+    """The highest of a few measurements of each: whatever else runs on the machine only makes it slower.
+
+    In turns, so that a slow moment of the machine meets all that are compared.
+    """
+    measured = [[await measure() for measure in measures] for _ in range(rounds)]
+    return [max(values) for values in zip(*measured, strict=True)]

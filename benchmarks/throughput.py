@@ -9,7 +9,18 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from benchmarks.bench import BATCH, PAYLOAD, WORKER, Bench, batches, best, fill, fresh, message, steady_cores
+from benchmarks.bench import (
+    BATCH,
+    PAYLOAD,
+    WORKER,
+    Bench,
+    batches,
+    best_in_turns,
+    fill,
+    fresh,
+    message,
+    steady_cores,
+)
 from benchmarks.rows import Row
 from mx_rmq import RedisMessageQueue
 from mx_rmq.scripts import SCRIPTS
@@ -19,16 +30,17 @@ async def throughput(scale: float, rounds: int) -> Iterator[Row]:
     count = round(50_000 * scale)
     with steady_cores():
         async with fresh() as bench:
-            raw_in = await best(rounds, lambda: raw_produce(bench, count))
-            raw_out = await best(rounds, lambda: raw_drain(bench, count))
-            many = await best(rounds, lambda: produce_many(bench, count))
-            crowd = await best(rounds, lambda: concurrent(bench, count))
-            drained = await best(rounds, lambda: drain(bench, count))
-            batched = await best(rounds, lambda: drain(bench, count, batch=BATCH))
-            pool, single = 0.0, 0.0
-            for _ in range(2 * rounds):  # in turns, so that a slow moment of the machine meets both
-                pool = max(pool, await bare_evalsha(bench, count // 20))
-                single = max(single, await one_producer(bench, count // 20))
+            raw_in, many, crowd, raw_out, drained, batched, pool, single = await best_in_turns(
+                rounds,
+                lambda: raw_produce(bench, count),
+                lambda: produce_many(bench, count),
+                lambda: concurrent(bench, count),
+                lambda: raw_drain(bench, count),
+                lambda: drain(bench, count),
+                lambda: drain(bench, count, batch=BATCH),
+                lambda: bare_evalsha(bench, count // 20),
+                lambda: one_producer(bench, count // 20),
+            )
     return iter(
         [
             Row("limit of produce, raw batches of 100", raw_in, "msg/s"),

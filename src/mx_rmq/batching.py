@@ -72,16 +72,16 @@ class Batcher(Generic[Item, Result]):
     def add(self, item: Item) -> asyncio.Future[Result]:
         """Put an item into the next batch; the future is its result."""
         future: asyncio.Future[Result] = self._loop.create_future()
-        self._append(item, future)
+        self._items.append(item)
+        self._futures.append(future)
+        if self._free:
+            self._begin()
         return future
 
     def put(self, item: Item) -> None:
         """Put an item into the next batch; nobody waits for its result."""
-        self._append(item, None)
-
-    def _append(self, item: Item, future: asyncio.Future[Result] | None) -> None:
         self._items.append(item)
-        self._futures.append(future)
+        self._futures.append(None)
         if self._free:
             self._begin()
 

@@ -1,24 +1,19 @@
-"""Producing: from a payload and its options to a stored message, many callers in one script call."""
+"""Producing: storing messages, many callers in one script call."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
+from collections import defaultdict
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-import msgspec
-
 from mx_rmq.batching import Batcher
-from mx_rmq.config import MOST_SECONDS, check_durability
-from mx_rmq.errors import ConfigError, InvalidPayload, NotDurable, ServerUnavailable
+from mx_rmq.errors import NotDurable, ServerUnavailable
 from mx_rmq.ids import new_id
-from mx_rmq.keys import LANES, check_name, shown
-from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
-from mx_rmq.records import NewMessage, Stored
+from mx_rmq.keys import check_name
+from mx_rmq.records import Stored
 from mx_rmq.resend import resend
 from mx_rmq.store import check_size
 
@@ -26,13 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mx_rmq.config import Config, Durability
-    from mx_rmq.keys import Lane
+    from mx_rmq.records import NewMessage
     from mx_rmq.shard import Shard
-
-DEFAULT: Final = "default"
-"""Stands for the queue's own lifetime, since None means no end."""
-
-Ttl = float | Literal["default"] | None
 
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -56,70 +46,6 @@ class Receipt(str):
     def duplicate(self) -> bool:
         """True if the id was taken, so that nothing was stored."""
         return self.stored is not Stored.STORED
-
-
-def draft(
-    config: Config,
-    topic: str,
-    payload: Any,
-    *,
-    priority: Lane = "normal",
-    delay: float = 0.0,
-    ttl: Ttl = DEFAULT,
-    message_id: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    dedup_for: float = 0.0,
-    durability: Durability | None = None,
-) -> NewMessage:
-    """A message ready to be stored, every option checked.
-
-    Raises:
-        ConfigError, InvalidName, InvalidPayload: says which option, and what it should be.
-    """
-    if not isinstance(topic, str):  # the rest of its grammar is checked once per topic, by who stores it
-        check_name("topic", topic)
-    if priority not in LANES:
-        raise ConfigError(f"priority is {shown(priority)}, but wants 'high', 'normal' or 'low'")
-    if delay != 0 and not _is_duration(delay):
-        raise ConfigError(f"delay is {shown(delay)}, but wants seconds")
-    lifetime = config.ttl
-    if ttl != DEFAULT:
-        lifetime = ttl
-        if lifetime is not None and not (_is_duration(lifetime) and lifetime > 0):
-            raise ConfigError(f"ttl is {shown(ttl)}, but wants seconds, or None for no end")
-    if dedup_for != 0 and not _is_duration(dedup_for):
-        raise ConfigError(f"dedup_for is {shown(dedup_for)}, but wants seconds")
-    if durability is None:
-        durability = config.durability
-    else:
-        check_durability(durability)
-    if headers is not None:
-        if not isinstance(headers, Mapping):
-            raise InvalidPayload(f"headers is a {type(headers).__name__}, but wants a mapping of strings")
-        for name, value in headers.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise InvalidPayload(f"header {shown(name)} is {shown(value)}, but headers are strings")
-    message = Message(
-        v=FORMAT,
-        id=new_id() if message_id is None else check_name("message id", message_id),
-        topic=topic,
-        payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
-        priority=priority,
-        headers=dict(headers) if headers else {},
-        created_at=time.time_ns() // 1_000_000 / 1000,
-        ttl=lifetime,
-        dedup_for=dedup_for or None,
-    )
-    try:
-        body = encode_message(message)
-    except UnicodeEncodeError as error:
-        check_name("topic", topic)
-        raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
-    return NewMessage(message.id, body, priority, lifetime, delay, durability)
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and value is not True and 0 <= value < MOST_SECONDS
 
 
 class Producer:
@@ -149,14 +75,14 @@ class Producer:
             raise error.of(message.id) from None  # the others of its batch are not this caller's
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
-        """Store many messages in chunks, each stored whole or not at all.
+        """Store many messages in chunks, each stored whole or not at all; all are delayed or none is.
 
         While one chunk is on its way the next is being made, so an endless iterable needs no endless
         memory. It leaves when the one before it is stored: a lost reply does not change their order.
         """
         receipts: list[Receipt] = []
         under_way: list[tuple[list[NewMessage], asyncio.Task[Sequence[Stored]]]] = []
-        chunks: dict[tuple[Shard, bool], list[NewMessage]] = {}
+        chunks: dict[Shard, list[NewMessage]] = defaultdict(list)
 
         async def send(shard: Shard, chunk: list[NewMessage]) -> None:
             if under_way:
@@ -166,12 +92,12 @@ class Producer:
 
         try:
             for message in messages:
-                key = shard, _ = self.shard_of(message.id), message.delay > 0
-                chunk = chunks.setdefault(key, [])
+                shard = self.shard_of(message.id)
+                chunk = chunks[shard]
                 chunk.append(message)
                 if is_full(chunk):
-                    await send(shard, chunks.pop(key))
-            for (shard, _), chunk in chunks.items():
+                    await send(shard, chunks.pop(shard))
+            for shard, chunk in chunks.items():
                 await send(shard, chunk)
             while under_way:
                 await _collect(*under_way.pop(), receipts)
@@ -243,13 +169,6 @@ class Calls:
     def number(self) -> str:
         """The next number, whichever thread asks."""
         return str(next(self._numbers))
-
-
-def refuse_one_id(options: Mapping[str, Any]) -> None:
-    """One id for many messages would leave all but the first unstored."""
-    if options.get("message_id") is not None:
-        check_name("message id", options["message_id"])
-        raise ConfigError("message_id names one message; produce them one by one to give each its own")
 
 
 def is_full(chunk: Sequence[NewMessage]) -> bool:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from mx_rmq.check import check_recovery, check_server
 from mx_rmq.config import Config
 from mx_rmq.connect import Address
+from mx_rmq.drafts import DEFAULT, drafter, refuse_one_id
 from mx_rmq.errors import ConfigError, NoHandler
 from mx_rmq.handlers import Handler
 from mx_rmq.keys import check_name
 from mx_rmq.operations import Operations
-from mx_rmq.producer import DEFAULT, Producer, Receipt, draft, refuse_one_id
+from mx_rmq.producer import Producer, Receipt
 from mx_rmq.reader import Reader
 from mx_rmq.resend import resend
 from mx_rmq.shard import Shard
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mx_rmq.config import Durability
+    from mx_rmq.drafts import Ttl
     from mx_rmq.handlers import Middleware
     from mx_rmq.keys import Lane
-    from mx_rmq.producer import Ttl
 
 logger = logging.getLogger("mx_rmq")
 
@@ -115,10 +116,9 @@ class RedisMessageQueue(Operations):
                     "durability": durability,
                 },
             )
-        message = draft(
+        draft = drafter(
             self.config,
             topic,
-            payload,
             priority=priority,
             delay=delay,
             ttl=ttl,
@@ -127,6 +127,7 @@ class RedisMessageQueue(Operations):
             dedup_for=dedup_for,
             durability=durability,
         )
+        message = draft(payload)
         producer = self._producer
         if producer is None or self._loop is not asyncio.get_running_loop():
             producer = await self._open_producer()
@@ -142,13 +143,12 @@ class RedisMessageQueue(Operations):
         producer = await self._open_producer()
         if self._produce_middleware:
             return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]
-        messages = (draft(self.config, topic, payload, **options) for payload in payloads)
-        return await producer.produce_many(topic, messages)
+        return await producer.produce_many(topic, map(drafter(self.config, topic, **options), payloads))
 
     async def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
         async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
             producer = await self._open_producer()
-            return await producer.produce(topic, draft(self.config, topic, payload, **options))
+            return await producer.produce(topic, drafter(self.config, topic, **options)(payload))
 
         call: Callable[..., Awaitable[Receipt]] = last
         for layer in reversed(self._produce_middleware):

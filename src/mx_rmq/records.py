@@ -59,7 +59,7 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     durability: Durability = "memory"
 
 
-class Delivery(NamedTuple):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One message in one attempt under one lease."""
 
     id: str

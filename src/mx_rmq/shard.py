@@ -28,6 +28,8 @@ from mx_rmq.store import Store
 from mx_rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mx_rmq.config import Config, Durability
     from mx_rmq.worker.job import Job
 
@@ -58,9 +60,9 @@ class Shard:
         self._stores: dict[Durability, Store] = {"memory": self.store}
         self._server_ahead = 0.0
 
-    def forget(self, job: Job) -> None:
-        """Stop keeping a job's lease."""
-        self.held.discard(job)
+    def forget(self, jobs: Iterable[Job]) -> None:
+        """Stop keeping the leases of jobs."""
+        self.held.difference_update(jobs)
 
     def set_clock(self, server_now: float) -> None:
         """Note the server's time, just received."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -106,7 +107,7 @@ class Store:
         args = (topic, limit, _ms(lease), check_name("worker", holder))
         now, left, *cells = await self._run("claim_message", args, topic)
         deliveries = [
-            Delivery(id_.decode(), topic, token.decode(), body, _instant(expires))
+            Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
             for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
             if id_.isascii()  # else nobody could settle it: its lease runs out, and the monitor names it
         ]
@@ -160,7 +161,7 @@ class Store:
         now, cells, cleaned, poisoned = await self._run("handle_timeout_message", args)
         taken = [
             Takeover(
-                Delivery(id_.decode(), topic.decode(), token.decode(), body, _instant(expires)),
+                Delivery(id_.decode(), topic.decode(), token.decode(), body, float(expires) / 1000),
                 cause.decode(),
                 _text(previous),
             )
@@ -307,15 +308,12 @@ def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
 
 
 def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+    return round(seconds * 1000) if seconds else 0
 
 
+@lru_cache(maxsize=256)
 def _lifetime(seconds: float | None) -> int | str:
     return "inf" if seconds is None else _ms(seconds)
-
-
-def _instant(ms: bytes) -> float:
-    return float(ms) / 1000
 
 
 def _text(cell: bytes) -> str:

@@ -208,7 +208,9 @@ class Machine:
         if step.aim == "astray":
             topic = TOPICS[1 - TOPICS.index(topic)]
         if step.aim == "forged":
-            picked = [pick._replace(token=forged(pick.token, step.picks[0])) for pick in picked]
+            picked = [
+                msgspec.structs.replace(pick, token=forged(pick.token, step.picks[0])) for pick in picked
+            ]
         match step.verb:
             case "extend":
                 return Call("extend", (topic, picked), {"lease": step.seconds})

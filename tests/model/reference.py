@@ -407,11 +407,15 @@ class Reference:
 
     def _held(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
         answer, seen = [], set()
-        for id_, _, token, *_ in deliveries:
-            life = self.live.get(id_)
+        for delivery in deliveries:
+            id_, life = delivery.id, self.live.get(delivery.id)
             if not life:
                 answer.append(Settled.GONE)
-            elif (life.place, life.topic, life.token) == ("processing", topic, token) and id_ not in seen:
+            elif (life.place, life.topic, life.token) == (
+                "processing",
+                topic,
+                delivery.token,
+            ) and id_ not in seen:
                 answer.append(Settled.DONE)
                 seen.add(id_)
             else:

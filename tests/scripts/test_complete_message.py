@@ -4,6 +4,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
@@ -129,7 +130,7 @@ async def test_a_token_that_is_almost_right_is_stale(store: Store, redis: Redis,
     (m1,) = await lease(store, "m1")
     assert m1.token == "1@1763230000000002"
     async with unchanged(redis):
-        assert await complete(store, m1._replace(token=token)) == [Settled.STALE]
+        assert await complete(store, replace(m1, token=token)) == [Settled.STALE]
 
 
 async def test_sent_again_it_finds_nothing(store: Store, redis: Redis, clock: Clock) -> None:
@@ -158,14 +159,14 @@ async def test_a_dead_or_unknown_message_is_gone(store: Store, redis: Redis) -> 
     (dead,) = await lease(store, "dead")
     await store.move_to_dlq(TOPIC, [(dead, b"", b"why")])
     async with unchanged(redis):
-        assert await complete(store, dead, dead._replace(id="never"), dedup_for=9.0) == [Settled.GONE] * 2
+        assert await complete(store, dead, replace(dead, id="never"), dedup_for=9.0) == [Settled.GONE] * 2
 
 
 async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis, clock: Clock) -> None:
     m1, m2, m3 = await lease(store, "m1", "m2", "m3")
     end = clock.ms + 15_000
     await complete(store, m2)
-    answer = await complete(store, m1._replace(token="9@9"), m2, m3, dedup_for=60.0)
+    answer = await complete(store, replace(m1, token="9@9"), m2, m3, dedup_for=60.0)
     assert answer == [Settled.STALE, Settled.GONE, Settled.DONE]
     assert await read_state(redis) == {
         "payload": {"m1": "body of m1", "m1:queue": "orders"},
@@ -180,7 +181,7 @@ async def test_an_id_twice_in_one_call_is_finished_and_counted_once(
     store: Store, redis: Redis, clock: Clock
 ) -> None:
     (m1,) = await lease(store, "m1")
-    answer = await store.complete(TOPIC, [(m1._replace(token="9@9"), 1.0), (m1, 2.0), (m1, 3.0)])
+    answer = await store.complete(TOPIC, [(replace(m1, token="9@9"), 1.0), (m1, 2.0), (m1, 3.0)])
     assert answer == [Settled.STALE, Settled.DONE, Settled.STALE]
     assert await read_state(redis) == {"done": {"m1": clock.ms + 2000}}
     assert await count_of(redis, clock) == {"produced": 1, "completed": 1}

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
@@ -100,7 +101,7 @@ async def test_a_token_that_is_almost_right_is_stale(store: Store, redis: Redis,
     (m1,) = await lease(store, "m1")
     assert m1.token == "1@1763230000000002"
     async with unchanged(redis):
-        assert await extend(store, m1._replace(token=token)) == [Settled.STALE]
+        assert await extend(store, replace(m1, token=token)) == [Settled.STALE]
 
 
 async def test_a_message_that_is_finished_is_gone(store: Store, redis: Redis) -> None:
@@ -108,7 +109,7 @@ async def test_a_message_that_is_finished_is_gone(store: Store, redis: Redis) ->
     await store.complete(TOPIC, [(done, 60.0)])
     await store.move_to_dlq(TOPIC, [(dead, b"", b"why")])
     async with unchanged(redis):
-        assert await extend(store, done, dead, done._replace(id="never")) == [Settled.GONE] * 3
+        assert await extend(store, done, dead, replace(done, id="never")) == [Settled.GONE] * 3
 
 
 async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis, clock: Clock) -> None:
@@ -116,7 +117,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
     await store.complete(TOPIC, [(m2, 0.0)])
     before = await read_state(redis, tools=True)
     clock.advance(5)
-    answer = await extend(store, m1._replace(token="9@9"), m2, m3)
+    answer = await extend(store, replace(m1, token="9@9"), m2, m3)
     assert answer == [Settled.STALE, Settled.GONE, Settled.DONE]
     deadlines = {"m1": before["all_expire_monitor"]["m1"], "m3": clock.ms + 15_000}
     assert await read_state(redis, tools=True) == before | {"all_expire_monitor": deadlines}
@@ -142,7 +143,7 @@ async def test_an_id_twice_in_one_call_is_extended_by_the_token_that_is_good(
 ) -> None:
     (m1,) = await lease(store, "m1")
     clock.advance(5)
-    assert await extend(store, m1._replace(token="9@9"), m1, m1) == [
+    assert await extend(store, replace(m1, token="9@9"), m1, m1) == [
         Settled.STALE,
         Settled.DONE,
         Settled.STALE,

@@ -4,6 +4,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
@@ -81,7 +82,7 @@ async def test_the_next_lease_of_a_released_message_has_a_new_token(
     expires = clock.ms + 60_000
     await store.release(TOPIC, [first])
     (second,) = await claim(store, holder="w2")
-    assert second == first._replace(token=f"2@{clock.us}")
+    assert second == replace(first, token=f"2@{clock.us}")
     assert await read_state(redis) == {
         "payload": {"m1": "body of m1", "m1:queue": "orders", "m1:keep": f"1 normal {expires}"},
         "all_expire_monitor": {"m1": clock.ms + 15_000},
@@ -124,7 +125,7 @@ async def test_a_token_that_is_almost_right_is_stale(store: Store, redis: Redis,
     (m1,) = await lease(store, "m1")
     assert m1.token == "1@1763230000000002"
     async with unchanged(redis):
-        assert await store.release(TOPIC, [m1._replace(token=token)]) == [Settled.STALE]
+        assert await store.release(TOPIC, [replace(m1, token=token)]) == [Settled.STALE]
 
 
 async def test_sent_again_it_changes_nothing(store: Store, redis: Redis) -> None:
@@ -144,7 +145,7 @@ async def test_a_delayed_message_is_stale_and_a_finished_one_gone(store: Store, 
     await store.complete(TOPIC, [(done, 60.0)])
     await store.move_to_dlq(TOPIC, [(dead, b"", b"why")])
     async with unchanged(redis):
-        answer = await store.release(TOPIC, [delayed, done, dead, dead._replace(id="never")])
+        answer = await store.release(TOPIC, [delayed, done, dead, replace(dead, id="never")])
         assert answer == [Settled.STALE, Settled.GONE, Settled.GONE, Settled.GONE]
 
 
@@ -152,7 +153,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
     m1, m2, m3 = await lease(store, "m1", "m2", "m3")
     end = clock.ms + 15_000
     await store.complete(TOPIC, [(m2, 0.0)])
-    answer = await store.release(TOPIC, [m1._replace(token="9@9"), m2, m3])
+    answer = await store.release(TOPIC, [replace(m1, token="9@9"), m2, m3])
     assert answer == [Settled.STALE, Settled.GONE, Settled.DONE]
     assert await read_state(redis) == {
         "payload": {
@@ -172,7 +173,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
 
 async def test_an_id_twice_in_one_call_is_released_once(store: Store, redis: Redis, clock: Clock) -> None:
     (m1,) = await lease(store, "m1")
-    answer = await store.release(TOPIC, [m1._replace(token="9@9"), m1, m1])
+    answer = await store.release(TOPIC, [replace(m1, token="9@9"), m1, m1])
     assert answer == [Settled.STALE, Settled.DONE, Settled.STALE]
     assert await read_state(redis) == {
         "payload": {"m1": "body of m1", "m1:queue": "orders", "m1:keep": "1 normal inf"},

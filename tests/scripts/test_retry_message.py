@@ -4,6 +4,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
@@ -129,7 +130,7 @@ async def test_a_stale_retry_does_not_wake_the_scheduler(store: Store, redis: Re
     good, stale = await lease(store, "good", "stale")
     await delay(store, "first", delay=60.0)
     await redis.delete(PREFIX + "delay_wake")
-    answer = await store.retry(TOPIC, [(good, 90.0, b"again"), (stale._replace(token="9@9"), 1.0, b"again")])
+    answer = await store.retry(TOPIC, [(good, 90.0, b"again"), (replace(stale, token="9@9"), 1.0, b"again")])
     assert answer == [Settled.DONE, Settled.STALE]
     assert "delay_wake" not in await read_state(redis)
 
@@ -172,7 +173,7 @@ async def test_a_token_that_is_almost_right_is_stale(store: Store, redis: Redis,
     (m1,) = await lease(store, "m1")
     assert m1.token == "1@1763230000000002"
     async with unchanged(redis):
-        assert await retry(store, m1._replace(token=token)) == [Settled.STALE]
+        assert await retry(store, replace(m1, token=token)) == [Settled.STALE]
 
 
 async def test_sent_again_it_changes_nothing(store: Store, redis: Redis, clock: Clock) -> None:
@@ -193,14 +194,14 @@ async def test_a_dead_or_unknown_message_is_gone(store: Store, redis: Redis) -> 
     (dead,) = await lease(store, "dead")
     await store.move_to_dlq(TOPIC, [(dead, b"", b"why")])
     async with unchanged(redis):
-        assert await retry(store, dead, dead._replace(id="never")) == [Settled.GONE] * 2
+        assert await retry(store, dead, replace(dead, id="never")) == [Settled.GONE] * 2
 
 
 async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis, clock: Clock) -> None:
     m1, m2, m3 = await lease(store, "m1", "m2", "m3")
     end = clock.ms + 15_000
     await store.complete(TOPIC, [(m2, 0.0)])
-    answer = await retry(store, m1._replace(token="9@9"), m2, m3)
+    answer = await retry(store, replace(m1, token="9@9"), m2, m3)
     assert answer == [Settled.STALE, Settled.GONE, Settled.DONE]
     assert await read_state(redis) == {
         "payload": {
@@ -220,7 +221,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
 
 async def test_an_id_twice_in_one_call_is_retried_once(store: Store, redis: Redis, clock: Clock) -> None:
     (m1,) = await lease(store, "m1")
-    stale = m1._replace(token="9@9")
+    stale = replace(m1, token="9@9")
     answer = await store.retry(TOPIC, [(stale, 1.0, b"one"), (m1, 2.0, b"two"), (m1, 3.0, b"three")])
     assert answer == [Settled.STALE, Settled.DONE, Settled.STALE]
     assert await read_state(redis) == {

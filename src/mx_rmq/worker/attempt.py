@@ -1,4 +1,4 @@
-"""An attempt: calls the handler and says how it ended; it never raises."""
+"""An attempt: how a handler is called, and what follows from how it ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mx_rmq.outcome import ABANDONED, DONE, Outcome, judge
 from mx_rmq.worker.job import End
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.handlers import Call, Handler, Middleware
     from mx_rmq.worker.job import Job
@@ -22,50 +22,46 @@ class Attempt:
     """How one handler is called: in the loop or in a thread, alone or inside middleware."""
 
     def __init__(self, handler: Handler[Any], threads: Threads, middleware: Sequence[Middleware]) -> None:
-        self._handler = handler
-        self._needs_context = handler.takes_context or bool(middleware)
-        if handler.is_async and not middleware:
-            self._call: Any = handler.function
-            self._passes_context = handler.takes_context
-        else:
-            self._call = wrap(_plain_call(handler, threads), middleware)
-            self._passes_context = True
+        self._retry = handler.retry
+        self.is_batch = handler.is_batch
+        self.call = _call_for(handler, threads, middleware)
+        """Calls the handler for a job, or for a batch of them; what it returns matters only for a batch."""
 
-    async def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Run the handler on a job, or on a batch of them, and judge each."""
-        handler = self._handler
-        results: Any = None
-        error: BaseException | None = None
-        try:
-            if handler.is_batch:
-                contexts = [Context(job) for job in jobs]
-                results = await self._run([job.payload for job in jobs], contexts)
-                _check_results(results, len(jobs))
-            else:
-                job = jobs[0]
-                await self._run(job.payload, Context(job) if self._needs_context else None)
-        except BaseException as raised:
-            error = raised
-        return [
-            self._judge(job, error if error is not None or results is None else results[n])
-            for n, job in enumerate(jobs)
-        ]
-
-    async def _run(self, payload: Any, context: Any) -> Any:
-        if self._passes_context:
-            return await self._call(payload, context)
-        return await self._call(payload)
-
-    def _judge(self, job: Job, error: Any) -> Outcome:
+    def judge(self, job: Job, error: BaseException | None) -> Outcome:
+        """What becomes of a job whose handler ended like this."""
         if job.end is End.TIMEOUT:
             ran = job.loop.time() - job.started_at
             error = TimeoutError(f"the handler was stopped after {ran:.3g} s, its time was over")
         elif job.end is not None:
             return ABANDONED
-        if not isinstance(error, BaseException):
+        if error is None:
             return DONE
         assert job.message is not None
-        return judge(error, job.message.attempts + 1, self._handler.retry)
+        return judge(error, job.message.attempts + 1, self._retry)
+
+
+def _call_for(
+    handler: Handler[Any], threads: Threads, middleware: Sequence[Middleware]
+) -> Callable[[Sequence[Job]], Awaitable[Any]]:
+    """The shortest way from jobs to their handler: another coroutine would cost as much as some handlers."""
+    function: Any
+    if handler.is_async and not middleware:
+        function, takes_context = handler.function, handler.takes_context
+    else:
+        function, takes_context = wrap(_plain_call(handler, threads), middleware), True
+    if handler.is_batch:
+
+        async def call_batch(jobs: Sequence[Job]) -> Any:
+            payloads = [job.payload for job in jobs]
+            contexts = ([Context(job) for job in jobs],) if takes_context else ()
+            results = await function(payloads, *contexts)
+            _check_results(results, len(jobs))
+            return results
+
+        return call_batch
+    if takes_context:
+        return lambda jobs: function(jobs[0].payload, Context(jobs[0]))
+    return lambda jobs: function(jobs[0].payload)
 
 
 def _plain_call(handler: Handler[Any], threads: Threads) -> Call:

@@ -68,12 +68,12 @@ class Job:
         self._batch: Sequence[Job] = ()
         self._lost: asyncio.Event | None = None
 
-    def begin(self, runner: asyncio.Task[Any] | None, now: float, batch: Sequence[Job]) -> None:
+    def begin(self, runner: asyncio.Task[Any] | None, batch: Sequence[Job]) -> None:
         """The handler is about to be called in *runner*, for this job and the others of its batch."""
         self._runner = runner
         self._batch = batch
         timeout = self.handler.timeout
-        self.deadline = inf if timeout is None else now + timeout
+        self.deadline = inf if timeout is None else self.started_at + timeout
 
     def finish(self) -> None:
         """The handler has ended; nothing can stop it any more."""

@@ -63,8 +63,6 @@ class Pool:
         self.concurrency = concurrency
         self.topics = {handler.topic: TopicWork(handler, concurrency) for handler in handlers}
         self._room_listeners: list[Callable[[], None]] = []
-        self.all_idle = asyncio.Event()
-        self.all_idle.set()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._line: deque[TopicWork] = deque()
@@ -79,7 +77,8 @@ class Pool:
         self._alone = asyncio.Lock()
         self._standing = 0
         """Runs that begin alone, or wait to."""
-        self._quiet = asyncio.Event()
+        self._watchers: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        """Who waits for runs to end, and what must be true then."""
 
     # -- jobs
 
@@ -105,10 +104,9 @@ class Pool:
         topic.runs += 1
         self._runs += 1
         self._ready -= len(jobs)
-        self.all_idle.clear()
         if ready:
             self._enqueue(topic)
-        if self._line:
+        if self._waking < _MOST_WAKING:
             self._wake_some()
         return topic, jobs
 
@@ -137,10 +135,8 @@ class Pool:
         with leaving:
             await self._alone.acquire()
             leaving.callback(self._alone.release)
-            if self._runs > self._standing:
-                self._quiet.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._quiet.wait(), _MOMENT)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until(lambda: self._runs <= self._standing), _MOMENT)
             timer = self._loop.call_later(_MOMENT, leaving.close)
             leaving.callback(timer.cancel)
             yield
@@ -153,16 +149,33 @@ class Pool:
         topic.runs -= 1
         self._runs -= 1
         self._finished += count
-        if topic.ready:
+        if topic.ready and not topic.queued:
             self._enqueue(topic)
             self._wake_some()
-        if self._runs <= self._standing:
-            self._quiet.set()
-        if self._runs == 0:
-            self.all_idle.set()
+        if self._watchers:
+            self._tell_watchers()
         if not topic.ready or 4 * len(topic.ready) <= 3 * self._prefetch:
             for tell in self._room_listeners:
                 tell()
+
+    async def idle(self) -> None:
+        """Wait until nothing runs."""
+        await self._until(lambda: self._runs == 0)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that becomes true when runs end."""
+        if not condition():
+            watcher = (condition, self._loop.create_future())
+            self._watchers.append(watcher)
+            try:
+                await watcher[1]
+            finally:
+                self._watchers.remove(watcher)
+
+    def _tell_watchers(self) -> None:
+        for condition, told in self._watchers:
+            if condition() and not told.done():
+                told.set_result(None)
 
     def close(self) -> None:
         """Start no further job."""

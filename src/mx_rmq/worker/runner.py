@@ -71,11 +71,15 @@ class Runner:
                 continue
             work, jobs = taken
             try:
-                await self._run(self._attempts[work.handler.topic], jobs, task)
+                attempt, (fit, crashes) = self._attempts[work.handler.topic], self._open(jobs)
+                if crashes:
+                    await self._run_with_care(attempt, fit, task, crashes)
+                elif fit:
+                    await self._run(attempt, fit, task)
             except Exception:
                 logger.exception("runner.failed", extra={"topic": work.handler.topic})
                 for job in jobs:  # their leases run out, and the monitor sees to them
-                    job.shard.forget(job)
+                    job.shard.forget([job])
             finally:
                 self._pool.finished(work, len(jobs))
             if task.cancelling():
@@ -92,41 +96,30 @@ class Runner:
             task.uncancel()
 
     async def _run(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any]) -> None:
-        now = self._loop.time()
-        fit: list[Job] = []
-        crashes = 0
         for job in jobs:
-            outcome = self._open(job, now)
-            if outcome is None:
-                assert job.message is not None
-                if job.message.crashes > crashes:
-                    crashes = job.message.crashes
-                fit.append(job)
-            else:
-                self._settle(job, outcome)
-        if crashes:
-            await self._run_with_care(attempt, fit, task, alone=crashes + 1 >= self._config.crash_limit)
-        elif fit:
-            await self._run_fit(attempt, fit, task, now)
-
-    async def _run_fit(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], now: float) -> None:
-        for job in jobs:
-            job.begin(task, now, jobs)
-        outcomes = await attempt(jobs)
+            job.begin(task, jobs)
+        ends: list[BaseException | None] | None = None
+        try:
+            returned = await attempt.call(jobs)
+            if attempt.is_batch:
+                ends = returned
+        except BaseException as error:
+            ends = [error] * len(jobs)
         if task.cancelling() and jobs[0].end is None and self._ending():
             raise asyncio.CancelledError  # the program ends; there is nobody left to settle
-        for job, outcome in zip(jobs, outcomes, strict=True):
+        for n, job in enumerate(jobs):
             job.finish()
-            self._settle(job, outcome)
+            self._settle(job, attempt.judge(job, None if ends is None else ends[n]))
 
     async def _run_with_care(
-        self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], *, alone: bool
+        self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], crashes: int
     ) -> None:
         """Run what may have taken workers down, noting that it begins.
 
-        If another crash would be its last it begins *alone*, so that it dies of no other message's crash.
+        If another crash would be its last it begins alone, so that it dies of no other message's crash.
         """
-        async with self._pool.alone() if alone else nullcontext():
+        last_chance = crashes + 1 >= self._config.crash_limit
+        async with self._pool.alone() if last_chance else nullcontext():
             await self._note_start(jobs)
             now = self._loop.time()
             fit = [job for job in jobs if job.end is None]
@@ -135,7 +128,7 @@ class Runner:
                 if job.end is not None:
                     self._settle(job, ABANDONED)
             if fit:
-                await self._run_fit(attempt, fit, task, now)
+                await self._run(attempt, fit, task)
 
     async def _note_start(self, jobs: list[Job]) -> None:
         by_shard: dict[Shard, list[Job]] = defaultdict(list)
@@ -153,13 +146,28 @@ class Runner:
                 if status is not Settled.DONE:
                     job.stop(End.LOST)
 
-    def _open(self, job: Job, now: float) -> Outcome | None:
-        """Read the message and its payload; an outcome if it must not run."""
+    def _open(self, jobs: list[Job]) -> tuple[list[Job], int]:
+        """Read the messages and settle those that must not run: the others, and the most crashes of one."""
+        now = self._loop.time()
+        fit: list[Job] = []
+        crashes = 0
+        for job in jobs:
+            outcome = self._read(job, now)
+            if outcome is not None:
+                self._settle(job, outcome)
+                continue
+            fit.append(job)
+            if job.message is not None and job.message.crashes > crashes:
+                crashes = job.message.crashes
+        return fit, crashes
+
+    def _read(self, job: Job, now: float) -> Outcome | None:
+        """Read a message and its payload; an outcome if it must not run."""
         job.started_at = now
         if job.leased_until <= now:  # this process stood still: another may have run it to its end
             job.stop(End.LOST)
         if job.end is not None:
-            return Abandoned()
+            return ABANDONED
         try:
             job.message = message = decode_message(job.delivery.body)
             if job.delivery.expires_at <= job.shard.server_time(now):
@@ -190,7 +198,7 @@ class Runner:
             case Abandoned() if job.end is End.STOP:
                 settler.release(job)
             case Abandoned():
-                job.shard.forget(job)
+                job.shard.forget([job])
                 self._log(logging.WARNING, "lease.lost", job)
 
     def _failed(self, job: Job, error: str) -> bytes:

@@ -26,18 +26,20 @@ Verb = str
 Item = tuple["Job", float, bytes, bytes]
 """A job with its delay or memory in seconds, its new body and its error."""
 
+_WITH_BODY = ("retry", "move_to_dlq")
+
 
 class Settler:
     """Ends deliveries on one shard. Nobody waits for it: a lost lease is logged, not raised.
 
     Args:
         store: where.
-        forget: called with each job that is settled, or given up because the server is away.
+        forget: called with the jobs that are settled, or given up because the server is away.
         patience: how long to try while the server is away; after that the lease runs out and the
             message is delivered again.
     """
 
-    def __init__(self, store: Store, forget: Callable[[Job], None], patience: float) -> None:
+    def __init__(self, store: Store, forget: Callable[[Iterable[Job]], None], patience: float) -> None:
         self._store = store
         self._forget = forget
         self._patience = patience
@@ -85,7 +87,7 @@ class Settler:
         batcher = self._batchers.get((verb, topic))
         if batcher is None:
             send = partial(self._settle, verb, topic)
-            batcher = Batcher(send, weigh=_weight)
+            batcher = Batcher(send, weigh=_weight if verb in _WITH_BODY else None)
             self._batchers[verb, topic] = batcher
         return batcher
 
@@ -93,17 +95,17 @@ class Settler:
         try:
             statuses = await resend(lambda: self._call(verb, topic, items), patience=self._patience)
         except Exception as error:  # whatever it is: a lease must not be kept for ever
-            for job, *_ in items:
-                self._forget(job)
+            self._forget([item[0] for item in items])
             logger.error(
                 "settle.failed",
                 extra={"verb": verb, "topic": topic, "messages": len(items), "error": str(error)},
             )
             raise
-        for (job, *_), status in zip(items, statuses, strict=True):
-            self._forget(job)
+        self._forget([item[0] for item in items])
+        for item, status in zip(items, statuses, strict=True):
             if status is not Settled.DONE:
-                fields = {"verb": verb, "topic": topic, "id": job.delivery.id, "token": job.delivery.token}
+                lost = item[0].delivery
+                fields = {"verb": verb, "topic": topic, "id": lost.id, "token": lost.token}
                 logger.warning("lease.lost", extra=fields)
         return statuses
 

@@ -111,7 +111,7 @@ class Worker:
 
     async def _finish_running(self, until: float) -> None:
         """Let handlers finish, or stop them when the grace is over; then end the runners."""
-        idle = asyncio.ensure_future(self._pool.all_idle.wait())
+        idle = asyncio.ensure_future(self._pool.idle())
         await self._wait(idle, until, hurried=0.0)
         if not idle.done():
             running = [job for shard in self._shards for job in shard.held]

@@ -1,0 +1,108 @@
+"""Drafts: from a payload and its options to a message that can be stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from mx_rmq.config import MOST_SECONDS, check_durability
+from mx_rmq.errors import ConfigError, InvalidPayload
+from mx_rmq.ids import new_id
+from mx_rmq.keys import LANES, check_name, shown
+from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
+from mx_rmq.records import NewMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.keys import Lane
+
+DEFAULT: Final = "default"
+"""Stands for the queue's own lifetime, since None means no end."""
+
+Ttl = float | Literal["default"] | None
+
+
+def drafter(
+    config: Config,
+    topic: str,
+    *,
+    priority: Lane = "normal",
+    delay: float = 0.0,
+    ttl: Ttl = DEFAULT,
+    message_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    dedup_for: float = 0.0,
+    durability: Durability | None = None,
+) -> Callable[[Any], NewMessage]:
+    """What makes messages of payloads, every option checked once for all of them.
+
+    Raises:
+        ConfigError, InvalidName, InvalidPayload: says which option, and what it should be.
+    """
+    if not isinstance(topic, str):  # the rest of its grammar is checked once per topic, by who stores it
+        check_name("topic", topic)
+    if priority not in LANES:
+        raise ConfigError(f"priority is {shown(priority)}, but wants 'high', 'normal' or 'low'")
+    if delay != 0 and not _is_duration(delay):
+        raise ConfigError(f"delay is {shown(delay)}, but wants seconds")
+    lifetime = config.ttl
+    if ttl != DEFAULT:
+        lifetime = ttl
+        if lifetime is not None and not (_is_duration(lifetime) and lifetime > 0):
+            raise ConfigError(f"ttl is {shown(ttl)}, but wants seconds, or None for no end")
+    if dedup_for != 0 and not _is_duration(dedup_for):
+        raise ConfigError(f"dedup_for is {shown(dedup_for)}, but wants seconds")
+    if durability is None:
+        durability = config.durability
+    else:
+        check_durability(durability)
+    if message_id is not None:
+        check_name("message id", message_id)
+    copied = _checked_headers(headers) if headers is not None else {}
+
+    def message(payload: Any) -> NewMessage:
+        id_ = message_id or new_id()
+        unstored = Message(
+            v=FORMAT,
+            id=id_,
+            topic=topic,
+            payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
+            priority=priority,
+            headers=copied,
+            created_at=time.time_ns() // 1_000_000 / 1000,
+            ttl=lifetime,
+            dedup_for=dedup_for or None,
+        )
+        try:
+            body = encode_message(unstored)
+        except UnicodeEncodeError as error:
+            check_name("topic", topic)
+            raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
+        return NewMessage(id_, body, priority, lifetime, delay, durability)
+
+    return message
+
+
+def refuse_one_id(options: Mapping[str, Any]) -> None:
+    """One id for many messages would leave all but the first unstored."""
+    if options.get("message_id") is not None:
+        check_name("message id", options["message_id"])
+        raise ConfigError("message_id names one message; produce them one by one to give each its own")
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and value is not True and 0 <= value < MOST_SECONDS
+
+
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(headers, Mapping):
+        raise InvalidPayload(f"headers is a {type(headers).__name__}, but wants a mapping of strings")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidPayload(f"header {shown(name)} is {shown(value)}, but headers are strings")
+    return dict(headers)
