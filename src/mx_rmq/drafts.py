@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from mx_rmq.config import MOST_SECONDS, check_durability
+from mx_rmq.config import MOST_SECONDS, Durability, check_durability
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.ids import new_id
-from mx_rmq.keys import LANES, check_name, shown
+from mx_rmq.keys import LANES, Lane, check_name, shown
 from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
 from mx_rmq.records import NewMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mx_rmq.config import Config, Durability
-    from mx_rmq.keys import Lane
+    from mx_rmq.config import Config
 
 DEFAULT: Final = "default"
 """Stands for the queue's own lifetime, since None means no end."""
@@ -27,7 +24,45 @@ DEFAULT: Final = "default"
 Ttl = float | Literal["default"] | None
 
 
-def drafter(
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """The options of one message or of many, checked once for all of them."""
+
+    topic: str
+    message_id: str | None
+    priority: Lane
+    headers: dict[str, str]
+    ttl: float | None
+    dedup_for: float | None
+    delay: float
+    durability: Durability
+
+    def message(self, payload: Any) -> NewMessage:
+        """A message that can be stored.
+
+        Raises:
+            InvalidPayload: says what JSON would rewrite or cannot hold, and where it is.
+        """
+        id_ = self.message_id or new_id()
+        unstored = Message(
+            v=FORMAT,
+            id=id_,
+            topic=self.topic,
+            payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
+            priority=self.priority,
+            headers=self.headers,
+            created_at=time.time_ns() // 1_000_000 / 1000,
+            ttl=self.ttl,
+            dedup_for=self.dedup_for,
+        )
+        try:
+            body = encode_message(unstored)
+        except UnicodeEncodeError as error:
+            check_name("topic", self.topic)
+            raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
+        return NewMessage(id_, body, self.priority, self.ttl, self.delay, self.durability)
+
+
+def draft(
     config: Config,
     topic: str,
     *,
@@ -38,8 +73,8 @@ def drafter(
     headers: Mapping[str, str] | None = None,
     dedup_for: float = 0.0,
     durability: Durability | None = None,
-) -> Callable[[Any], NewMessage]:
-    """What makes messages of payloads, every option checked once for all of them.
+) -> Draft:
+    """Check every option of a produce call.
 
     Raises:
         ConfigError, InvalidName, InvalidPayload: says which option, and what it should be.
@@ -63,29 +98,8 @@ def drafter(
         check_durability(durability)
     if message_id is not None:
         check_name("message id", message_id)
-    copied = _checked_headers(headers) if headers is not None else {}
-
-    def message(payload: Any) -> NewMessage:
-        id_ = message_id or new_id()
-        unstored = Message(
-            v=FORMAT,
-            id=id_,
-            topic=topic,
-            payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
-            priority=priority,
-            headers=copied,
-            created_at=time.time_ns() // 1_000_000 / 1000,
-            ttl=lifetime,
-            dedup_for=dedup_for or None,
-        )
-        try:
-            body = encode_message(unstored)
-        except UnicodeEncodeError as error:
-            check_name("topic", topic)
-            raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
-        return NewMessage(id_, body, priority, lifetime, delay, durability)
-
-    return message
+    copied = {} if headers is None else _checked_headers(headers)
+    return Draft(topic, message_id, priority, copied, lifetime, dedup_for or None, delay, durability)
 
 
 def refuse_one_id(options: Mapping[str, Any]) -> None:

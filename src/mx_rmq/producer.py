@@ -18,7 +18,7 @@ from mx_rmq.resend import resend
 from mx_rmq.store import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.records import NewMessage
@@ -54,9 +54,9 @@ class Producer:
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
         self._config = config
         self._shards = shards
-        self._batchers: dict[tuple[Shard, str, bool, Durability], Batcher[NewMessage, Stored]] = {}
+        self._batchers: dict[tuple[Shard, str, bool, Durability], Batcher[NewMessage, Receipt]] = {}
         self._calls = Calls()
-        self._chunks: set[asyncio.Task[Sequence[Stored]]] = set()
+        self._chunks: set[asyncio.Task[list[Receipt]]] = set()
         self._closed = False
 
     def shard_of(self, id_: str) -> Shard:
@@ -64,15 +64,15 @@ class Producer:
         shards = self._shards
         return shards[0] if len(shards) == 1 else shards[crc32(id_.encode()) % len(shards)]
 
-    async def produce(self, topic: str, message: NewMessage) -> Receipt:
-        """Store one message, together with others that are produced meanwhile."""
+    def produce(self, topic: str, message: NewMessage) -> Awaitable[Receipt]:
+        """Store one message, together with others that are produced meanwhile.
+
+        ``NotDurable`` names all of them; its ``of`` is for the one.
+        """
         check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
         key = self.shard_of(message.id), topic, message.delay > 0, message.durability
         batcher = self._batchers.get(key) or self._new_batcher(*key)
-        try:
-            return Receipt.of(message.id, await batcher.call(message))
-        except NotDurable as error:
-            raise error.of(message.id) from None  # the others of its batch are not this caller's
+        return batcher.call(message)
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all; all are delayed or none is.
@@ -81,13 +81,13 @@ class Producer:
         memory. It leaves when the one before it is stored: a lost reply does not change their order.
         """
         receipts: list[Receipt] = []
-        under_way: list[tuple[list[NewMessage], asyncio.Task[Sequence[Stored]]]] = []
+        under_way: list[asyncio.Task[list[Receipt]]] = []
         chunks: dict[Shard, list[NewMessage]] = defaultdict(list)
 
         async def send(shard: Shard, chunk: list[NewMessage]) -> None:
             if under_way:
-                await _collect(*under_way.pop(), receipts)
-            under_way.append((chunk, self._send_soon(shard, topic, chunk)))
+                receipts.extend(await under_way.pop())
+            under_way.append(self._send_soon(shard, topic, chunk))
             await asyncio.sleep(0)  # lets the chunk leave while the next one is made
 
         try:
@@ -100,13 +100,13 @@ class Producer:
             for shard, chunk in chunks.items():
                 await send(shard, chunk)
             while under_way:
-                await _collect(*under_way.pop(), receipts)
+                receipts.extend(await under_way.pop())
         except asyncio.CancelledError:
-            for _, task in under_way:
+            for task in under_way:
                 task.cancel()
             raise
         finally:
-            await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
+            await asyncio.gather(*under_way, return_exceptions=True)
         if len(self._shards) > 1:
             receipts.sort()  # ids grow in the order in which they are made
         return receipts
@@ -119,7 +119,7 @@ class Producer:
         if self._chunks:
             await asyncio.wait(self._chunks)
 
-    def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[Sequence[Stored]]:
+    def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[list[Receipt]]:
         if self._closed:
             raise ServerUnavailable("the queue was closed in the middle of produce_many")
         send = self._send(shard, topic, self._calls.name(), chunk)
@@ -130,7 +130,7 @@ class Producer:
 
     def _new_batcher(
         self, shard: Shard, topic: str, delayed: bool, durability: Durability
-    ) -> Batcher[NewMessage, Stored]:
+    ) -> Batcher[NewMessage, Receipt]:
         check_name("topic", topic)
         if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
@@ -140,7 +140,7 @@ class Producer:
 
     async def _send(
         self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
-    ) -> Sequence[Stored]:
+    ) -> list[Receipt]:
         """One call, named so that it may be sent again after a lost reply without storing twice.
 
         Its messages are all delayed or none is, and all as durable as the first.
@@ -149,11 +149,12 @@ class Producer:
         produce = store.produce_delayed if messages[0].delay > 0 else store.produce
         call = self._calls.number()
         try:
-            return await resend(
+            stored = await resend(
                 lambda: produce(topic, messages, producer=producer, call=call), patience=self._config.patience
             )
         except NotDurable as error:
             raise error.of(*(message.id for message in messages)) from None
+        return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
 
 
 class Calls:
@@ -178,10 +179,3 @@ def is_full(chunk: Sequence[NewMessage]) -> bool:
 
 def _weight(message: NewMessage) -> int:
     return len(message.body)
-
-
-async def _collect(
-    chunk: list[NewMessage], task: asyncio.Task[Sequence[Stored]], receipts: list[Receipt]
-) -> None:
-    stored = await task
-    receipts += [Receipt.of(message.id, status) for message, status in zip(chunk, stored, strict=True)]

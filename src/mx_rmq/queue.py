@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from mx_rmq.check import check_recovery, check_server
 from mx_rmq.config import Config
 from mx_rmq.connect import Address
-from mx_rmq.drafts import DEFAULT, drafter, refuse_one_id
-from mx_rmq.errors import ConfigError, NoHandler
+from mx_rmq.drafts import DEFAULT, draft, refuse_one_id
+from mx_rmq.errors import ConfigError, NoHandler, NotDurable
 from mx_rmq.handlers import Handler
 from mx_rmq.keys import check_name
 from mx_rmq.operations import Operations
@@ -116,7 +116,7 @@ class RedisMessageQueue(Operations):
                     "durability": durability,
                 },
             )
-        draft = drafter(
+        message = draft(
             self.config,
             topic,
             priority=priority,
@@ -126,12 +126,14 @@ class RedisMessageQueue(Operations):
             headers=headers,
             dedup_for=dedup_for,
             durability=durability,
-        )
-        message = draft(payload)
+        ).message(payload)
         producer = self._producer
         if producer is None or self._loop is not asyncio.get_running_loop():
             producer = await self._open_producer()
-        return await producer.produce(topic, message)
+        try:
+            return await producer.produce(topic, message)
+        except NotDurable as error:
+            raise error.of(message.id) from None  # the others of its batch are not this caller's
 
     async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Store many messages, in chunks of which each is stored whole or not at all.
@@ -143,12 +145,16 @@ class RedisMessageQueue(Operations):
         producer = await self._open_producer()
         if self._produce_middleware:
             return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]
-        return await producer.produce_many(topic, map(drafter(self.config, topic, **options), payloads))
+        return await producer.produce_many(topic, map(draft(self.config, topic, **options).message, payloads))
 
     async def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
         async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+            message = draft(self.config, topic, **options).message(payload)
             producer = await self._open_producer()
-            return await producer.produce(topic, drafter(self.config, topic, **options)(payload))
+            try:
+                return await producer.produce(topic, message)
+            except NotDurable as error:
+                raise error.of(message.id) from None
 
         call: Callable[..., Awaitable[Receipt]] = last
         for layer in reversed(self._produce_middleware):

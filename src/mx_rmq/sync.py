@@ -10,7 +10,7 @@ from zlib import crc32
 
 from mx_rmq.blocking import run_blocking
 from mx_rmq.connect import Address
-from mx_rmq.drafts import drafter, refuse_one_id
+from mx_rmq.drafts import draft, refuse_one_id
 from mx_rmq.durability import WAITS
 from mx_rmq.errors import NotDurable, ServerUnavailable
 from mx_rmq.keys import Keys, check_name
@@ -47,7 +47,7 @@ class SyncProducer:
 
     def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
-        (receipt,) = self._send(topic, [drafter(self._config, topic, **options)(payload)])
+        (receipt,) = self._send(topic, [draft(self._config, topic, **options).message(payload)])
         return receipt
 
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
@@ -56,7 +56,7 @@ class SyncProducer:
         refuse_one_id(options)
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
-        for message in map(drafter(self._config, topic, **options), payloads):
+        for message in map(draft(self._config, topic, **options).message, payloads):
             chunk.append(message)
             if is_full(chunk):
                 receipts += self._send(topic, chunk)
