@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from benchmarks.latency import latency
 from benchmarks.rows import Row, as_json, as_table
 from benchmarks.throughput import throughput
 
-Measure = Callable[[float], Awaitable[Iterator[Row]] | AsyncIterator[Row]]
+Measure = Callable[[float], Awaitable[Iterator[Row]]]
 
 
 def measures(rounds: int) -> dict[str, Measure]:
@@ -32,11 +32,7 @@ async def run(names: list[str], scale: float, rounds: int, progress: Console) ->
     rows: list[Row] = []
     for n, name in enumerate(names, 1):
         with progress.status(f"{n} of {len(names)}: {name}"):
-            measured = measures(rounds)[name](scale)
-            if isinstance(measured, AsyncIterator):
-                rows += [row async for row in measured]
-            else:
-                rows += await measured
+            rows += await measures(rounds)[name](scale)
         progress.print(f"measured {name}")
     return rows
 

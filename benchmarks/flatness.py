@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from math import inf
 
 from benchmarks.bench import BATCH, WORKER, Bench, batches, fill, fresh
@@ -16,27 +18,48 @@ _TURNS = 16
 ERROR = encode_death(Death(reason="failed", error="ValueError: no", kind="ValueError"))
 
 
-async def flatness(scale: float) -> AsyncIterator[Row]:
+@dataclass
+class Span:
+    """How a queue may grow, and what a message costs at each end: the least of a few measurements."""
+
+    what: str
+    small: int
+    large: int
+    prepare: Callable[[Store, int], Awaitable[None]]
+    cycle: Callable[[Store], Awaitable[None]]
+    few: float = inf
+    many: float = inf
+
+
+async def flatness(scale: float) -> Iterator[Row]:
     rounds = max(10, round(150 * scale))
-    sizes = [
-        ("backlog", "1,000 to 1,000,000", 1_000, 1_000_000, fill, pass_through),
-        ("in flight", "100 to 50,000", 100, 50_000, hold, pass_through),
-        ("delayed", "1,000 to 1,000,000", 1_000, 1_000_000, delay, promote),
-        ("DLQ", "100 to 100,000", 100, 100_000, bury, die_and_return),
+    spans = [
+        Span("backlog", 1_000, 1_000_000, fill, pass_through),
+        Span("in flight", 100, 50_000, hold, pass_through),
+        Span("delayed", 1_000, 1_000_000, delay, promote),
+        Span("DLQ", 100, 100_000, bury, die_and_return),
     ]
-    for what, span, small, large, prepare, cycle in sizes:
-        async with fresh() as quiet, fresh() as busy:
-            for bench, size in ((quiet, small), (busy, round(large * scale))):
-                await prepare(bench.store, size)
-                await cost(bench, cycle, rounds)  # a warm-up: the server's tables end their growth
-            # The least of a few, since whatever else runs on the machine only adds; and in turns, so
-            # that a slow moment of the machine meets both.
-            few = many = inf
-            for _ in range(_TURNS):
-                few = min(few, await cost(quiet, cycle, rounds))
-                many = min(many, await cost(busy, cycle, rounds))
-        yield Row(f"server CPU per message, {what} of {small:,}", few * 1e6, "µs")
-        yield Row(f"server CPU per message, {what} {span}", many / few, "x", "<= 1.5")
+    async with AsyncExitStack() as servers:
+        ready = []
+        for span in spans:
+            quiet = await servers.enter_async_context(fresh())
+            busy = await servers.enter_async_context(fresh())
+            for bench, size in ((quiet, span.small), (busy, round(span.large * scale))):
+                await span.prepare(bench.store, size)
+                await cost(bench, span.cycle, rounds)  # a warm-up: the server's tables end their growth
+            ready.append((span, quiet, busy))
+        # In turns, so that a slow moment of the machine meets all; and it only ever adds.
+        for _ in range(_TURNS):
+            for span, quiet, busy in ready:
+                span.few = min(span.few, await cost(quiet, span.cycle, rounds))
+                span.many = min(span.many, await cost(busy, span.cycle, rounds))
+    return (row for span in spans for row in rows(span))
+
+
+def rows(span: Span) -> Iterator[Row]:
+    name = f"server CPU per message, {span.what}"
+    yield Row(f"{name} of {span.small:,}", span.few * 1e6, "µs")
+    yield Row(f"{name} {span.small:,} to {span.large:,}", span.many / span.few, "x", "<= 1.5")
 
 
 async def weight(scale: float) -> Iterator[Row]:

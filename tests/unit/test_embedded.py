@@ -249,6 +249,19 @@ def test_options_reach_the_server() -> None:
         assert connection.config_get("maxmemory") == {"maxmemory": "12345678"}
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the environment is read from /proc")
+@pytest.mark.parametrize("own", [None, "glibc.malloc.tcache_count=9"])
+def test_its_memory_is_tuned_unless_the_user_did(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    with EmbeddedServer.open() as server:
+        environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+    wanted = own or "glibc.malloc.tcache_count=2000"
+    assert f"GLIBC_TUNABLES={wanted}".encode() in environment
+
+
 def test_a_script_that_never_ends_does_not_save_it() -> None:
     server = EmbeddedServer.open()
     with socket.socket(socket.AF_UNIX) as connection:
