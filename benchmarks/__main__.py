@@ -21,7 +21,7 @@ Measure = Callable[[float], Awaitable[Iterator[Row]]]
 def measures(rounds: int) -> dict[str, Measure]:
     return {
         "throughput": lambda scale: throughput(scale, rounds),
-        "latency": latency,
+        "latency": lambda scale: latency(scale, rounds),
         "weight": weight,
         "flatness": flatness,
         "growth": growth,
@@ -43,7 +43,9 @@ def main() -> int:
         "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all"
     )
     parser.add_argument("--json", action="store_true", help="rows for machines instead of a table")
-    parser.add_argument("--rounds", type=int, default=8, help="how often each throughput is measured (8)")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="how often speed is measured, latency 3 times at most (8)"
+    )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="smaller counts for a quick look; figures are for 1 (1)"
     )

@@ -13,13 +13,13 @@ from benchmarks.rows import Row
 from mx_rmq import RedisMessageQueue
 from mx_rmq.scripts import SCRIPTS
 
-_RUNS = 3
+_MOST_ROUNDS = 3
 
 
-async def latency(scale: float) -> Iterator[Row]:
+async def latency(scale: float, rounds: int) -> Iterator[Row]:
     count = round(1000 * scale)
     async with fresh() as bench:
-        runs = [await one_run(bench, count) for _ in range(_RUNS)]
+        runs = [await one_run(bench, count) for _ in range(min(rounds, _MOST_ROUNDS))]
     # The least of each: whatever else runs on the machine only adds.
     trip, p50, p99, late = (min(values) for values in zip(*runs, strict=True))
     return iter(
