@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 from mx_rmq.check import check_recovery, check_server
 from mx_rmq.config import Config
 from mx_rmq.connect import Address
-from mx_rmq.drafts import DEFAULT, draft, refuse_one_id
-from mx_rmq.errors import ConfigError, NoHandler, NotDurable
+from mx_rmq.drafts import DEFAULT
+from mx_rmq.errors import ConfigError, NoHandler
 from mx_rmq.handlers import Handler
-from mx_rmq.keys import check_name
 from mx_rmq.operations import Operations
-from mx_rmq.producer import Producer, Receipt
+from mx_rmq.producer import Producer
+from mx_rmq.production import Production
 from mx_rmq.reader import Reader
 from mx_rmq.resend import resend
 from mx_rmq.shard import Shard
@@ -24,20 +24,17 @@ from mx_rmq.sync import SyncProducer
 from mx_rmq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
-    from mx_rmq.config import Durability
-    from mx_rmq.drafts import Ttl
     from mx_rmq.handlers import Middleware
-    from mx_rmq.keys import Lane
 
 logger = logging.getLogger("mx_rmq")
 
 P = TypeVar("P")
 
 
-class RedisMessageQueue(Operations):
+class RedisMessageQueue(Production, Operations):
     """A queue: produce to its topics, handle what is produced.
 
     Args:
@@ -55,111 +52,14 @@ class RedisMessageQueue(Operations):
         """The same queue for code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
-        self._produce_middleware: list[Callable[..., Awaitable[Receipt]]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._produce_middleware = []
+        self._loop = None
         self._turns = asyncio.Lock()
         self._shards: list[Shard] = []
-        self._producer: Producer | None = None
+        self._producer = None
         self._worker: Worker | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-
-    # -- producing
-
-    async def produce(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        priority: Lane = "normal",
-        delay: float = 0.0,
-        ttl: Ttl = DEFAULT,
-        message_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        dedup_for: float = 0.0,
-        durability: Durability | None = None,
-    ) -> Receipt:
-        """Store a message and return its id, once the server has it.
-
-        Args:
-            topic: who shall handle it.
-            payload: plain JSON values, a dataclass, a ``msgspec.Struct`` or a pydantic model.
-            priority: ``high`` before ``normal`` before ``low``; first in, first out in each.
-            delay: seconds before it may run.
-            ttl: seconds from then on after which it is dead instead of run; None for no end.
-            message_id: makes producing idempotent: while the id is taken, nothing is stored and the
-                receipt says ``duplicate``.
-            headers: strings for the handler's context.
-            dedup_for: seconds for which the id stays taken after the message is done.
-            durability: return only once it is on the server's ``disk``, or ``replicated``; by default what
-                the queue says, which is ``memory`` unless it was told otherwise.
-
-        Raises:
-            InvalidPayload, InvalidName, ConfigError, MessageTooLarge: nothing was stored, and why.
-            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether it was
-                stored is unknown; with the same ``message_id`` it may be produced again.
-            NotOnDisk, NotReplicated: it is stored, but was not as durable as asked for within
-                ``durability_timeout`` seconds. With the same ``message_id`` it may be produced again.
-            UnsafeServer: the server can never make it as durable as that; nothing was stored.
-        """
-        if self._produce_middleware:
-            return await self._produce_through(
-                topic,
-                payload,
-                {
-                    "priority": priority,
-                    "delay": delay,
-                    "ttl": ttl,
-                    "message_id": message_id,
-                    "headers": dict(headers or {}),
-                    "dedup_for": dedup_for,
-                    "durability": durability,
-                },
-            )
-        message = draft(
-            self.config,
-            topic,
-            priority=priority,
-            delay=delay,
-            ttl=ttl,
-            message_id=message_id,
-            headers=headers,
-            dedup_for=dedup_for,
-            durability=durability,
-        ).message(payload)
-        producer = self._producer
-        if producer is None or self._loop is not asyncio.get_running_loop():
-            producer = await self._open_producer()
-        try:
-            return await producer.produce(topic, message)
-        except NotDurable as error:
-            raise error.of(message.id) from None  # the others of its batch are not this caller's
-
-    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
-        """Store many messages, in chunks of which each is stored whole or not at all.
-
-        Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
-        """
-        check_name("topic", topic)
-        refuse_one_id(options)
-        producer = await self._open_producer()
-        if self._produce_middleware:
-            return [await self._produce_through(topic, payload, dict(options)) for payload in payloads]
-        return await producer.produce_many(topic, map(draft(self.config, topic, **options).message, payloads))
-
-    async def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-        async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-            message = draft(self.config, topic, **options).message(payload)
-            producer = await self._open_producer()
-            try:
-                return await producer.produce(topic, message)
-            except NotDurable as error:
-                raise error.of(message.id) from None
-
-        call: Callable[..., Awaitable[Receipt]] = last
-        for layer in reversed(self._produce_middleware):
-            call = _bind(layer, call)
-        return await call(topic, payload, options)
 
     # -- handling
 
@@ -235,16 +135,6 @@ class RedisMessageQueue(Operations):
         """Put ``async def layer(call_next, payload, context)`` around every handler."""
         self._middleware.append(layer)
         return layer
-
-    def produce_middleware(self, layer: Any) -> Any:
-        """Put ``async def layer(call_next, topic, payload, options)`` around every produce."""
-        self._produce_middleware.append(layer)
-        return layer
-
-    @property
-    def has_produce_middleware(self) -> bool:
-        """Whether anything is around produce."""
-        return bool(self._produce_middleware)
 
     # -- running
 
@@ -423,11 +313,3 @@ def _log_failure(starting: asyncio.Task[None]) -> None:
     """Nobody may be waiting for a start; that it failed must be known all the same."""
     if not starting.cancelled() and (error := starting.exception()) is not None:
         logger.error("worker.not_started", extra={"error": str(error)})
-
-
-def _bind(layer: Any, inner: Callable[..., Awaitable[Receipt]]) -> Callable[..., Awaitable[Receipt]]:
-    async def outer(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-        receipt: Receipt = await layer(inner, topic, payload, options)
-        return receipt
-
-    return outer

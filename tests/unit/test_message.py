@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from math import inf, nan
 from typing import Any
 from uuid import UUID
@@ -161,6 +162,10 @@ def test_a_payload_nested_without_end_is_refused(make: Any) -> None:
         encode_payload(circle)
 
 
+def read_payload(stored: bytes, wanted: Any) -> Any:
+    return msgspec.json.decode(decode_message(stored).payload, type=wanted)
+
+
 def at_depth(frames: int, function: Any) -> Any:
     """Call a function from further down the stack, as a worker inside its event loop does."""
     return function() if frames == 0 else at_depth(frames - 1, function)
@@ -181,7 +186,7 @@ def test_what_a_producer_may_send_a_worker_can_read(typed: bool) -> None:
         except InvalidPayload:
             break
         wanted = Node if typed else Any
-        at_depth(100, lambda: msgspec.json.decode(decode_message(stored).payload, type=wanted))  # noqa: B023
+        at_depth(100, partial(read_payload, stored, wanted))
 
 
 def test_a_refusal_does_not_repeat_the_payload() -> None:

@@ -261,7 +261,7 @@ async def test_what_a_process_held_while_it_stood_still_does_not_begin_any_more(
         if payload == "block":
             worker: Any = mq._worker
             worker._leases.stop(5)  # as in a process that stands still, nobody extends
-            time.sleep(0.6)  # noqa: ASYNC251
+            time.sleep(0.6)  # noqa: ASYNC251 - the loop stands still, which is the point
 
     for n in range(500):  # a quick pace, so that messages are held ready
         await mq.produce("t", "quick", message_id=f"q{n}")

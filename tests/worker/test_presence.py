@@ -9,7 +9,7 @@ import sys
 import tempfile
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -264,9 +264,9 @@ class Scene:
 
     def observer(self, **options: Any) -> Presence:
         config = Config(name="q", lease=LEASE, **options)
-        presence = Presence(self.shard, config, "observer", {"topics": []})
-        presence._loop = self.watch  # type: ignore[assignment]
-        return presence
+        presence: Any = Presence(self.shard, config, "observer", {"topics": []})
+        presence._loop = self.watch
+        return cast("Presence", presence)
 
     def between(self, act: Callable[[tuple[Any, ...]], Awaitable[Any]]) -> None:
         """Let something happen before each of the observer's plain commands."""
