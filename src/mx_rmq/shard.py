@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import ConnectionPool
@@ -53,6 +54,8 @@ class Shard:
         self.store = Store(self.link, self.keys, max_bytes=config.max_bytes)
         self.held: set[Job] = set()
         """What the worker holds a lease on; read by the lease keeper's thread."""
+        self.present_until = inf
+        """Until when, by the loop's clock, no other worker can take this one for vanished."""
         self.settler = Settler(self.store, self.forget, config.patience)
         self._config = config
         self._timeout = config.socket_timeout

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis import Redis as Client
 
 from mx_rmq import Context, Retry
 from mx_rmq.blocking import run_blocking
@@ -270,6 +271,37 @@ async def test_what_a_process_held_while_it_stood_still_does_not_begin_any_more(
     await mq.start()
     await drained(mq)
     assert not tokens["H1"].startswith("1@"), "it was taken over first"
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("taken", [True, False], ids=["taken over", "left alone"])
+async def test_who_may_have_been_missed_asks_before_it_begins(
+    taken: bool, make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those who miss a worker's connection do not wait for its lease, so its own clock proves nothing."""
+    mq = make_queue(lease=3600, concurrency=1, recovery_grace=0.5)
+    ran: list[str] = []
+
+    @mq.handler("t")
+    async def on_t(payload: str, ctx: Context) -> None:
+        ran.append(ctx.message_id)
+        if payload == "block":
+            time.sleep(0.8)  # noqa: ASYNC251 - the loop stands still, which is the point
+            if taken:
+                with Client(unix_socket_path=str(server.socket)) as thief:
+                    thief.hset("mx-rmq:{q}:t:processing", "H1", "99@1763230000000000 normal inf thief run")
+
+    for n in range(500):  # a quick pace, so that messages are held ready
+        await mq.produce("t", "quick", message_id=f"q{n}")
+    await mq.produce("t", "block", message_id="B1")
+    await mq.produce("t", "held", message_id="H1")
+    await mq.produce("t", "last", message_id="L1")
+    await mq.start()
+    await in_state(mq, "L1", "gone")
+    assert ran[-1] == "L1"
+    assert ran.count("H1") == (0 if taken else 1)
+    assert [record.id for record in events(caplog, "lease.lost")] == (["H1"] if taken else [])
+    assert not events(caplog, "start.not_noted")
 
 
 async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(

@@ -79,9 +79,8 @@ class LeaseKeeper:
                     logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
 
     def _extend(self, store: Store, topic: str, jobs: list[Job]) -> None:
-        until = (
-            self._loop.time() + self._lease
-        )  # from before the call: the server's may end later, never sooner
+        # From before the call: the server's may end later, never sooner.
+        until = self._loop.time() + self._lease
         statuses = run_blocking(store.extend(topic, [job.delivery for job in jobs], lease=self._lease))
         for job, status in zip(jobs, statuses, strict=True):
             if status is Settled.DONE:

@@ -45,6 +45,7 @@ class Presence:
     """
 
     def __init__(self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+        self._shard = shard
         self._link = shard.link
         self._store = shard.store
         self._reader = Reader(shard.store)
@@ -87,7 +88,10 @@ class Presence:
 
     def pause(self, most: float) -> float:
         """How long to wait for the next step, at most *most* seconds."""
-        if self._grace is None or not self._missing:
+        if self._grace is None:
+            return most
+        most = min(most, self._grace / 2)  # often enough to be sure all the time that others see this one
+        if not self._missing:
             return most
         return max(0.0, min(most, min(self._missing.values()) + self._grace - self._loop.time()))
 
@@ -130,12 +134,19 @@ class Presence:
     async def _register(self) -> None:
         self._said_at = self._loop.time()
         await self._store.register_worker(self._worker, self._said, silence=self._silence)
+        self._seen_at(self._said_at)
+
+    def _seen_at(self, at: float) -> None:
+        """Note that others saw this worker at an instant, so that none may miss it before a grace is over."""
+        if self._grace is not None and self._link.connection == self._known:
+            self._shard.present_until = inf if self._own is None else at + self._grace
 
     async def _look(self, own: Connection, grace: float) -> bool:
         """See whose connection is gone, and since when."""
         asked_at = self._loop.time()
         registered = await self._reader.registered()
-        if registered.get(self._worker) != self._said:  # taken for vanished, or the server was emptied
+        known = registered.get(self._worker) == self._said
+        if not known:  # taken for vanished, or the server was emptied
             await self._register()
         ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
         there = await self._reader.connected({own.id, *ids.values()})
@@ -143,6 +154,8 @@ class Presence:
             return False
         if own.id not in there:
             raise ResponseError("the server does not list this connection any more")
+        if known:
+            self._seen_at(asked_at)
         # From after the first look without it until before the last one: a loop that was busy in between
         # must not count as somebody else's absence.
         now = self._loop.time()

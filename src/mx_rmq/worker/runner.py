@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import errors
@@ -14,6 +15,7 @@ from mx_rmq.message import Attempt as PastAttempt
 from mx_rmq.message import Death, decode_message, describe, encode_death, encode_message
 from mx_rmq.outcome import ABANDONED, Abandoned, Again, Dead, Done, Outcome
 from mx_rmq.records import Settled
+from mx_rmq.resend import resend
 from mx_rmq.worker.attempt import Attempt
 from mx_rmq.worker.job import End
 
@@ -72,7 +74,7 @@ class Runner:
             work, jobs = taken
             try:
                 attempt, (fit, crashes) = self._attempts[work.handler.topic], self._open(jobs)
-                if crashes:
+                if crashes or (fit and _in_doubt(fit[0])):
                     await self._run_with_care(attempt, fit, task, crashes)
                 elif fit:
                     await self._run(attempt, fit, task)
@@ -114,11 +116,11 @@ class Runner:
     async def _run_with_care(
         self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], crashes: int
     ) -> None:
-        """Run what may have taken workers down, noting that it begins.
+        """Run what may have taken workers down, or may be someone else's by now, noting that it begins.
 
         If another crash would be its last it begins alone, so that it dies of no other message's crash.
         """
-        last_chance = crashes + 1 >= self._config.crash_limit
+        last_chance = crashes > 0 and crashes + 1 >= self._config.crash_limit
         async with self._pool.alone() if last_chance else nullcontext():
             await self._note_start(jobs)
             now = self._loop.time()
@@ -133,15 +135,16 @@ class Runner:
     async def _note_start(self, jobs: list[Job]) -> None:
         by_shard: dict[Shard, list[Job]] = defaultdict(list)
         for job in jobs:
-            if job.message is not None and job.message.crashes:
+            if (job.message is not None and job.message.crashes) or _in_doubt(job):
                 by_shard[job.shard].append(job)
         for shard, suspects in by_shard.items():
-            topic = suspects[0].delivery.topic
+            topic, doubt = suspects[0].delivery.topic, _in_doubt(suspects[0])
+            start = partial(shard.store.start, topic, [job.delivery for job in suspects])
             try:
-                statuses = await shard.store.start(topic, [job.delivery for job in suspects])
+                statuses = await resend(start, patience=self._config.patience if doubt else 0.0)
             except errors.MxRmqError as error:  # then a crash is not blamed on it
                 logger.warning("start.not_noted", extra={"topic": topic, "error": str(error)})
-                continue
+                statuses = [Settled.STALE if doubt else Settled.DONE] * len(suspects)
             for job, status in zip(suspects, statuses, strict=True):
                 if status is not Settled.DONE:
                     job.stop(End.LOST)
@@ -219,6 +222,14 @@ class Runner:
     def _log(self, level: int, event: str, job: Job, **fields: object) -> None:
         delivery = job.delivery
         logger.log(level, event, extra={"topic": delivery.topic, "id": delivery.id, **fields})
+
+
+def _in_doubt(job: Job) -> bool:
+    """Whether others may have taken this worker for vanished when the job was opened, and its messages over.
+
+    It stood still, say, just after it had lost its connection.
+    """
+    return job.shard.present_until <= job.started_at
 
 
 def _unfit(reason: str, text: str, error: Exception | None = None) -> Dead:
