@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,15 @@ def test_the_exit_code_is_the_commands(checkout: Checkout, args: list[str], code
     assert f"mx: demo failed (exit {code}) after" in said
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Programs started here do not ignore SIGINT, which a shell lets those in its background do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_and_then_it(checkout: Checkout, number: signal.Signals) -> None:
     """Ctrl-C reaches the whole group, `kill` only the script; neither leaves the command behind."""
