@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.ids import new_id
@@ -114,10 +115,12 @@ async def fill(store: Store, count: int) -> None:
         await store.produce("orders", batch)
 
 
-async def best_in_turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> list[float]:
-    """The highest of a few measurements of each: whatever else runs on the machine only makes it slower.
-
-    In turns, so that a slow moment of the machine meets all that are compared.
-    """
+async def in_turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> list[tuple[float, ...]]:
+    """A few measurements of each, in turns: a slow moment of the machine meets all that are compared."""
     measured = [[await measure() for measure in measures] for _ in range(rounds)]
-    return [max(values) for values in zip(*measured, strict=True)]
+    return list(zip(*measured, strict=True))
+
+
+def ratio(measured: Sequence[float], limits: Sequence[float]) -> float:
+    """How something compares with its limit: the median of the rounds, in each of which both were measured."""
+    return median(value / limit for value, limit in zip(measured, limits, strict=True))
