@@ -122,5 +122,5 @@ async def in_turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> li
 
 
 def ratio(measured: Sequence[float], limits: Sequence[float]) -> float:
-    """How something compares with its limit: the median of the rounds, in each of which both were measured."""
+    """How something compares with its limit: the median of the rounds, each of which measured both."""
     return median(value / limit for value, limit in zip(measured, limits, strict=True))
