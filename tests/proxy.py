@@ -152,7 +152,8 @@ class Proxy:
 
     async def _away(self) -> None:
         await self._close_door()
-        await self._cut()
+        while self._open:
+            await self._cut()  # who came in meanwhile, too
 
     async def _close_door(self) -> None:
         if self._listener is not None:
@@ -160,6 +161,7 @@ class Proxy:
             self._socket.unlink(missing_ok=True)
             await asyncio.sleep(0.01)  # who has knocked is let in first; asyncio would leak the connection
             listener.close()
+            await asyncio.sleep(0.01)  # and has a task then
 
     async def _cut(self) -> None:
         for task in self._open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import logging
 import os
@@ -25,13 +26,13 @@ from mx_rmq.store import Store
 from tests.faults.ledger import Ledger
 
 QUEUE = "faults"
-LONGEST = 3600
-"""Seconds after which a process ends by itself, whatever became of its parent."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux: which signal a process gets when its parent ends."""
 
 
 def begin(folder: str, log: str) -> Ledger:
-    """What every process does first: bound its life, and log into a file."""
-    signal.alarm(LONGEST)
+    """What every process does first: live no longer than its fork server, and log into a file."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     file = os.open(Path(log) / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

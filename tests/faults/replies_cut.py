@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from mx_rmq import ServerUnavailable
+from mx_rmq.link import Link
+from mx_rmq.store import Store
 from tests.faults.arena import TOPIC, Arena
 from tests.faults.ending import end
 from tests.faults.run import Row, Run
-from tests.harness import command
 from tests.proxy import Proxy
 
 # At which call at most a script is cut: even a busy queue makes some calls only now and then.
@@ -30,7 +32,7 @@ SCRIPTS = {
     "release_message": RARELY,
     "wake_topic": RARELY,
 }
-SPARSE, EXPIRING = "sparse", "expiring"
+EXPIRING = "expiring"
 LEASE = 2.0
 RATE = 150.0
 
@@ -51,13 +53,11 @@ async def replies_cut(run: Run) -> Row:
             options: dict[str, Any] = {"lease": LEASE, "crash_limit": 1000, "concurrency": 200}
             arena.worker(**options)
             arena.restless({TOPIC: {}}, 3, 0.8, **options)
-            arena.restless({SPARSE: {}}, 6, 0.8, **options | {"concurrency": 1, "prefetch": 0, "poll": 0.1})
             producers = [
                 arena.steady(*jobs, rate=RATE),
-                arena.steady({"sleep": 0.1}, rate=RATE / 10, topic=SPARSE),
                 arena.steady({}, rate=RATE / 5, topic=EXPIRING, ttl=0.1),  # to be taken over
             ]
-            async with thieves(arena, 5):
+            async with waking(arena):
                 await cut(run, proxy, cuts, within=run.size(240.0, 60.0))
             arena.worker({EXPIRING: {}}, **options)  # clears the list of what has expired in it
             ending = await end(arena, *producers)
@@ -76,25 +76,25 @@ async def replies_cut(run: Run) -> Row:
 
 
 @asynccontextmanager
-async def thieves(arena: Arena, count: int) -> AsyncIterator[None]:
-    """Take wake tokens for nothing.
+async def waking(arena: Arena) -> AsyncIterator[None]:
+    """Pass tokens on, which workers do only when one finds them without room: too seldom to wait for."""
+    over = False
 
-    Then workers find messages that nobody told them of. While one of them has no room for more, it is
-    told of the next, and passes that on: the only call of ``wake_topic``.
-    """
-    key = arena.keys.of_topic(SPARSE, "wake")
+    async def wake() -> None:
+        link = Link(arena.url, timeout=5.0)
+        store = Store(link, arena.keys)
+        while not over:
+            with suppress(ServerUnavailable):  # a fetcher's next step makes it good
+                await store.wake(TOPIC)
+            await asyncio.sleep(0.1)
+        await link.close()
 
-    async def steal() -> None:
-        while True:
-            await command(arena.redis, "BLPOP", key, 5)
-
-    gang = [asyncio.create_task(steal()) for _ in range(count)]
+    waker = asyncio.create_task(wake())
     try:
         yield
     finally:
-        for thief in gang:
-            thief.cancel()
-        await asyncio.gather(*gang, return_exceptions=True)
+        over = True
+        await waker
 
 
 async def cut(run: Run, proxy: Proxy, cuts: int, *, within: float) -> None:
