@@ -60,6 +60,7 @@ class Proxy:
         self._dice = random.Random()
         self._open: set[asyncio.Task[Any]] = set()
         self._listener: asyncio.Server | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -159,9 +160,14 @@ class Proxy:
         if self._listener is not None:
             listener, self._listener = self._listener, None
             self._socket.unlink(missing_ok=True)
-            await asyncio.sleep(0.01)  # who has knocked is let in first; asyncio would leak the connection
-            listener.close()
-            await asyncio.sleep(0.01)  # and has a task then
+            self._closing = asyncio.ensure_future(self._stop_listening(listener))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)  # who closes the door may be cut meanwhile
+
+    async def _stop_listening(self, listener: asyncio.Server) -> None:
+        await asyncio.sleep(0.01)  # who has knocked is let in first; asyncio would leak the connection
+        listener.close()
+        await asyncio.sleep(0.01)  # and has a task then
 
     async def _cut(self) -> None:
         for task in self._open:

@@ -7,9 +7,14 @@ import random
 import time
 from itertools import product
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_TAIL: Final = 2**20 - 1
+"""The last four characters, which few ids have to themselves."""
 _PAIRS: Final = ["".join(pair) for pair in product(_ALPHABET, repeat=2)]
 
 
@@ -21,36 +26,38 @@ class IdMaker:
     """
 
     def __init__(self) -> None:
-        self._millisecond = -1
         self._number = 0
-        self._head = ""
+        self._span: tuple[int, str, Iterator[int]]
+        """The latest millisecond, how its ids begin, and the numbers they may still end with."""
         self.forget()
 
     def __call__(self) -> str:
         """Make one."""
-        millisecond = time.time_ns() // 1_000_000
-        with self._lock:
-            if millisecond > self._millisecond:
-                self._millisecond = millisecond
-                self._number = self._dice.getrandbits(59)
-                self._head = self._first_characters()
-            else:
-                # Also while the clock steps back: order within the maker comes first.
-                self._number += 1
-                if not self._number & 0xFFFFF:
-                    self._head = self._first_characters()
-            return self._head + _PAIRS[self._number >> 10 & 1023] + _PAIRS[self._number & 1023]
+        while True:
+            millisecond, head, tails = self._span  # replaced as a whole: here threads need no lock
+            # Also while the clock steps back: order within the maker comes first.
+            if time.time_ns() // 1_000_000 <= millisecond and (tail := next(tails, -1)) >= 0:
+                return head + _PAIRS[tail >> 10] + _PAIRS[tail & 1023]
+            self._turn()
 
-    def _first_characters(self) -> str:
-        """All but the last four, which few ids have to themselves."""
-        bits = self._millisecond << 40 | self._number >> 20
-        return "".join([_PAIRS[bits >> shift & 1023] for shift in (80, 70, 60, 50, 40, 30, 20, 10, 0)])
+    def _turn(self) -> None:
+        """Go on to a new millisecond, or within an old one to the next million numbers."""
+        with self._lock:
+            millisecond = time.time_ns() // 1_000_000
+            if millisecond > self._span[0]:
+                self._number = self._dice.getrandbits(59)
+            else:
+                millisecond = self._span[0]
+                self._number = (self._number | _TAIL) + 1
+            bits = millisecond << 40 | self._number >> 20
+            head = "".join([_PAIRS[bits >> shift & 1023] for shift in range(80, -1, -10)])
+            self._span = millisecond, head, iter(range(self._number & _TAIL, _TAIL + 1))
 
     def forget(self) -> None:
         """Start afresh; a forked child must not go on counting where its parent does."""
         self._lock = Lock()  # a thread of the parent may have held it
         self._dice = random.Random()  # noqa: S311 - seeded by the system; ids are unique, not secret
-        self._millisecond = -1
+        self._span = -1, "", iter(())
 
 
 new_id: Final = IdMaker()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -18,13 +18,17 @@ from mx_rmq.resend import resend
 from mx_rmq.store import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.records import NewMessage
     from mx_rmq.shard import Shard
 
-_CHUNK: Final = 500
+_CHUNKS: Final[dict[Durability, int]] = {"memory": 200, "disk": 500, "replicated": 500}
+"""Messages in a call of ``produce_many``: with more of them each costs the server more, with fewer
+there are more waits for a disk or a replica."""
+_UNDER_WAY: Final = 2
+"""Chunks of one ``produce_many`` on their way at a time."""
 _CHUNK_BYTES: Final = 1024 * 1024
 _MOST_BATCHERS: Final = 1000
 
@@ -32,20 +36,27 @@ _MOST_BATCHERS: Final = 1000
 class Receipt(str):
     """The id of a message, which knows whether it was stored now or had been there before."""
 
+    __slots__ = ()  # as light as a string: there may be millions of them
+
     stored: Stored = Stored.STORED
 
     @classmethod
     def of(cls, id_: str, stored: Stored) -> Receipt:
         """A receipt for a message id."""
-        receipt = cls(id_)
-        if stored is not Stored.STORED:
-            receipt.stored = stored
+        if stored is Stored.STORED:
+            return cls(id_)
+        receipt = _Taken(id_)
+        receipt.stored = stored
         return receipt
 
     @property
     def duplicate(self) -> bool:
         """True if the id was taken, so that nothing was stored."""
         return self.stored is not Stored.STORED
+
+
+class _Taken(Receipt):
+    """One for an id that was taken, with room to say by what."""
 
 
 class Producer:
@@ -77,36 +88,41 @@ class Producer:
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all; all are delayed or none is.
 
-        While one chunk is on its way the next is being made, so an endless iterable needs no endless
-        memory. It leaves when the one before it is stored: a lost reply does not change their order.
+        While chunks are on their way the next is being made, so an endless iterable needs no endless
+        memory, and the server no pause.
         """
         receipts: list[Receipt] = []
-        under_way: list[asyncio.Task[list[Receipt]]] = []
-        chunks: dict[Shard, list[NewMessage]] = defaultdict(list)
+        under_way: deque[_Chunk] = deque()
+        latest: dict[Shard, _Chunk] = {}
+        names = cycle([self._calls.name() for _ in range(_UNDER_WAY)])
+        unsent: dict[Shard, list[NewMessage]] = defaultdict(list)
 
-        async def send(shard: Shard, chunk: list[NewMessage]) -> None:
-            if under_way:
-                receipts.extend(await under_way.pop())
-            under_way.append(self._send_soon(shard, topic, chunk))
+        async def send(shard: Shard) -> None:
+            while len(under_way) == _UNDER_WAY:
+                receipts.extend(await under_way.popleft().sent)
+            chunk = _Chunk(shard, topic, next(names), unsent.pop(shard))
+            self._send_soon(chunk, latest.get(shard))
+            under_way.append(chunk)
+            latest[shard] = chunk
             await asyncio.sleep(0)  # lets the chunk leave while the next one is made
 
         try:
             for message in messages:
                 shard = self.shard_of(message.id)
-                chunk = chunks[shard]
-                chunk.append(message)
-                if is_full(chunk):
-                    await send(shard, chunks.pop(shard))
-            for shard, chunk in chunks.items():
-                await send(shard, chunk)
+                waiting = unsent[shard]
+                waiting.append(message)
+                if is_full(waiting):
+                    await send(shard)
+            for shard in list(unsent):
+                await send(shard)
             while under_way:
-                receipts.extend(await under_way.pop())
+                receipts.extend(await under_way.popleft().sent)
         except asyncio.CancelledError:
-            for task in under_way:
-                task.cancel()
+            for chunk in under_way:
+                chunk.sent.cancel()
             raise
         finally:
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*[chunk.sent for chunk in under_way], return_exceptions=True)
         if len(self._shards) > 1:
             receipts.sort()  # ids grow in the order in which they are made
         return receipts
@@ -119,14 +135,29 @@ class Producer:
         if self._chunks:
             await asyncio.wait(self._chunks)
 
-    def _send_soon(self, shard: Shard, topic: str, chunk: list[NewMessage]) -> asyncio.Task[list[Receipt]]:
+    def _send_soon(self, chunk: _Chunk, before: _Chunk | None) -> None:
         if self._closed:
             raise ServerUnavailable("the queue was closed in the middle of produce_many")
-        send = self._send(shard, topic, self._calls.name(), chunk)
-        task = asyncio.create_task(send)
-        self._chunks.add(task)
-        task.add_done_callback(self._chunks.discard)
-        return task
+        chunk.sent = asyncio.create_task(self._send_in_order(chunk, before))
+        self._chunks.add(chunk.sent)
+        chunk.sent.add_done_callback(self._chunks.discard)
+
+    async def _send_in_order(self, chunk: _Chunk, before: _Chunk | None) -> list[Receipt]:
+        """Send a chunk right behind the one before it, if that is on its way on the same connection.
+
+        Else only when that is stored: a lost connection does not change their order.
+        """
+        send = self._call(chunk.shard, chunk.topic, chunk.producer, chunk.messages)
+        if before is not None:
+            if not before.connection or before.connection != chunk.shard.link.connection:
+                await before.sent
+            try:
+                chunk.leaves()
+                return await send()
+            except ServerUnavailable:
+                chunk.connection = 0
+                await before.sent
+        return await resend(send, patience=self._config.patience)
 
     def _new_batcher(
         self, shard: Shard, topic: str, delayed: bool, durability: Durability
@@ -141,6 +172,11 @@ class Producer:
     async def _send(
         self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
     ) -> list[Receipt]:
+        return await resend(self._call(shard, topic, producer, messages), patience=self._config.patience)
+
+    def _call(
+        self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
+    ) -> Callable[[], Awaitable[list[Receipt]]]:
         """One call, named so that it may be sent again after a lost reply without storing twice.
 
         Its messages are all delayed or none is, and all as durable as the first.
@@ -148,13 +184,34 @@ class Producer:
         store = shard.store_for(messages[0].durability)
         produce = store.produce_delayed if messages[0].delay > 0 else store.produce
         call = self._calls.number()
-        try:
-            stored = await resend(
-                lambda: produce(topic, messages, producer=producer, call=call), patience=self._config.patience
-            )
-        except NotDurable as error:
-            raise error.of(*(message.id for message in messages)) from None
-        return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
+
+        async def send() -> list[Receipt]:
+            try:
+                stored = await produce(topic, messages, producer=producer, call=call)
+            except NotDurable as error:
+                raise error.of(*(message.id for message in messages)) from None
+            return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
+
+        return send
+
+
+class _Chunk:
+    """Messages of ``produce_many`` on their way."""
+
+    sent: asyncio.Task[list[Receipt]]
+
+    def __init__(self, shard: Shard, topic: str, producer: str, messages: list[NewMessage]) -> None:
+        self.shard = shard
+        self.topic = topic
+        self.producer = producer
+        self.messages = messages
+        self.connection = 0
+        """On which others may follow right behind; 0 if they must wait."""
+
+    def leaves(self) -> None:
+        """Note the connection, which is now about to be used."""
+        if self.messages[0].durability == "memory":  # the others have one for each call
+            self.connection = self.shard.link.connection
 
 
 class Calls:
@@ -174,7 +231,8 @@ class Calls:
 
 def is_full(chunk: Sequence[NewMessage]) -> bool:
     """Whether a chunk of ``produce_many`` is large enough to be sent."""
-    return len(chunk) == _CHUNK or len(chunk) * len(chunk[-1].body) > _CHUNK_BYTES
+    last = chunk[-1]
+    return len(chunk) == _CHUNKS[last.durability] or len(chunk) * len(last.body) > _CHUNK_BYTES
 
 
 def _weight(message: NewMessage) -> int:

@@ -31,14 +31,14 @@ def through(proxy: Proxy, **options: Any) -> RedisMessageQueue:
         list,
         lambda: [1],
         lambda: (1, 2, 3),
-        lambda: range(499),
-        lambda: range(500),
-        lambda: range(501),
+        lambda: range(199),
+        lambda: range(200),
+        lambda: range(201),
         lambda: (n for n in range(1700)),
         lambda: {"a": 1, "b": 2},
         lambda: iter("abc"),
     ],
-    ids=["empty", "one", "tuple", "499", "500", "501", "generator", "keys", "iterator"],
+    ids=["empty", "one", "tuple", "199", "200", "201", "generator", "keys", "iterator"],
 )
 async def test_any_iterable_is_stored_in_its_order(
     queue: RedisMessageQueue, redis: Redis, payloads: Callable[[], Iterable[Any]]
@@ -59,7 +59,7 @@ async def test_ten_thousand_are_stored_in_order_in_few_calls(proxy: Proxy, redis
         assert len(set(receipts)) == 10_000
         assert not any(receipt.duplicate for receipt in receipts)
         assert await in_order(redis) == receipts
-        assert proxy.commands.count(b"EVALSHA") <= 30
+        assert proxy.commands.count(b"EVALSHA") <= 60
 
 
 async def test_delayed_ones_are_delayed_all(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -84,7 +84,7 @@ async def test_an_error_in_the_iterable_leaves_whole_chunks_and_is_raised(
     async with asyncio.timeout(10):
         with pytest.raises(LookupError, match="the cursor is gone"):
             await queue.produce_many("t", payloads())
-    assert len(await in_order(redis)) == 1000
+    assert len(await in_order(redis)) == 1200
     assert await queue.produce("t", 1)
 
 
@@ -93,7 +93,7 @@ async def test_a_bad_payload_leaves_whole_chunks_and_is_raised(
 ) -> None:
     with pytest.raises(InvalidPayload):
         await queue.produce_many("t", [*range(700), {1, 2}, *range(700)])
-    assert len(await in_order(redis)) == 500
+    assert len(await in_order(redis)) == 600
 
 
 async def test_huge_payloads_are_split_by_their_size(proxy: Proxy, redis: Redis) -> None:
@@ -134,7 +134,7 @@ async def test_a_generator_is_never_pulled_far_ahead_of_the_server(proxy: Proxy,
         call = asyncio.create_task(queue.produce_many("t", payloads()))
         done, _ = await asyncio.wait([call], timeout=0.1)
         assert not done
-        assert 500 <= pulled <= 2000
+        assert 200 <= pulled <= 1000
         proxy.thaw()
         assert len(await call) == 10_000
 
@@ -150,11 +150,11 @@ async def test_a_generator_is_pulled_only_as_chunks_are_stored(proxy: Proxy, red
             nonlocal far
             for n in range(20_000):
                 chunks = len(proxy.commands) - sent
-                far = max(far, n - 500 * chunks)
+                far = max(far, n - 200 * chunks)
                 yield n
 
         await queue.produce_many("t", payloads())
-    assert far <= 2000
+    assert far <= 1000
 
 
 async def test_other_work_goes_on_meanwhile(queue: RedisMessageQueue) -> None:
@@ -183,6 +183,37 @@ async def test_a_lost_reply_is_no_second_chunk(proxy: Proxy, redis: Redis, nth: 
             assert counts.delayed == 2401
         else:
             assert await in_order(redis) == receipts
+
+
+async def test_chunks_keep_their_order_when_they_are_lost_together(proxy: Proxy, redis: Redis) -> None:
+    """Two are on their way at a time: neither may overtake the other, nor a third one both."""
+    frozen = asyncio.Event()
+
+    def payloads() -> Iterator[int]:
+        for n in range(8000):
+            if n % 1000 == 500:
+                proxy.freeze()  # the next chunks do not arrive
+                frozen.set()
+            yield n
+
+    async def lose_them() -> None:
+        while True:
+            await frozen.wait()
+            frozen.clear()
+            await asyncio.sleep(0.03)
+            proxy.away()
+            proxy.thaw()
+            await asyncio.sleep(0.1)  # both have tried again, and wait for unequal times
+            proxy.back()
+
+    async with through(proxy) as queue:
+        await queue.produce("warm", 1)
+        loser = asyncio.create_task(lose_them())
+        receipts = await queue.produce_many("t", payloads())
+        loser.cancel()
+    assert proxy.connections == 9
+    assert await in_order(redis) == receipts
+    assert len(receipts) == 8000
 
 
 async def test_a_lost_reply_is_no_second_chunk_even_if_it_was_completed_meanwhile(
@@ -257,8 +288,8 @@ async def test_closing_the_queue_ends_it_after_whole_chunks(proxy: Proxy, redis:
         await queue.produce_many("t", payloads())
     await closing[0]
     stored = len(await in_order(redis))
-    assert stored % 500 == 0
-    assert 1500 <= stored < 10_000
+    assert stored % 200 == 0
+    assert 1400 <= stored < 10_000
 
     async def no_connection() -> bool:
         clients = await command(redis, "CLIENT", "LIST")
@@ -284,10 +315,10 @@ async def test_two_calls_at_once_each_keep_their_order(queue: RedisMessageQueue,
 
 
 async def test_the_memory_of_calls_on_the_server_is_bounded(queue: RedisMessageQueue, redis: Redis) -> None:
-    """Each chunk has a name that the server remembers, for a minute only."""
+    """Chunks have names that the server remembers, for a minute only."""
     await queue.produce_many("t", range(2000))
     calls = [key for key in await all_keys(redis) if key.startswith(f"{PREFIX}call:")]
-    assert 1 <= len(calls) <= 4
+    assert len(calls) == 2
     for key in calls:
         assert 0 < await command(redis, "PTTL", key) <= 60_000
 
