@@ -73,12 +73,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def check_names(what: str, values: Collection[str]) -> None:
-    """Check many at once, which costs a fraction of checking each."""
-    joined = " ".join(values)
-    if not _NAMES.fullmatch(joined) or joined.count(" ") != len(values) - 1:
-        for value in values:
-            check_name(what, value)
+def are_names(values: Collection[str]) -> bool:
+    """Whether all of these may name something; costs a fraction of looking at each."""
+    try:
+        joined = " ".join(values)
+    except TypeError:  # one of them is no string
+        return False
+    return _NAMES.fullmatch(joined) is not None and joined.count(" ") == len(values) - 1
 
 
 class Keys:

@@ -169,10 +169,10 @@ class Producer:
         batcher = self._batchers[shard, topic, delayed, durability] = Batcher(*senders, weigh=_weight)
         return batcher
 
-    async def _send(
+    def _send(
         self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
-    ) -> list[Receipt]:
-        return await resend(self._call(shard, topic, producer, messages), patience=self._config.patience)
+    ) -> Awaitable[list[Receipt]]:
+        return resend(self._call(shard, topic, producer, messages), patience=self._config.patience)
 
     def _call(
         self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]

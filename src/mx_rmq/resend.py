@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from mx_rmq.errors import ServerUnavailable
@@ -38,14 +39,13 @@ async def resend(call: Callable[[], Awaitable[R]], *, patience: float) -> R:
 
     Only for calls that may be sent twice (I5).
     """
-    time = asyncio.get_running_loop().time
-    backoff, began = None, time()
+    backoff, began = None, monotonic()
     while True:
         try:
             return await call()
         except ServerUnavailable as error:
             backoff = backoff or Backoff()
             wait = backoff.wait()
-            if time() + wait > began + patience:
+            if monotonic() + wait > began + patience:
                 raise ServerUnavailable(f"{error}; gave up after {patience:g} s") from error
             await asyncio.sleep(wait)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
-from mx_rmq.keys import check_name, check_names
+from mx_rmq.keys import are_names, check_name
 from mx_rmq.records import (
     Cancelled,
     Claim,
@@ -285,11 +285,15 @@ class Store:
         return StoreError(f"{script.name}: {text}")
 
     def _check_new(self, topic: str, messages: Sequence[NewMessage], producer: str, call: str) -> None:
-        check_name("topic", topic)
+        names = [topic, *[message.id for message in messages]]
         if call:  # the memory of a call is read word by word, and is nobody else's
+            names += (producer, call)
+        if not are_names(names):
+            check_name("topic", topic)
+            for message in messages:
+                check_name("message id", message.id)
             check_name("producer", producer)
             check_name("call", call)
-        check_names("message id", [message.id for message in messages])
         for message in messages:
             check_size(topic, message, self.max_bytes)
 
