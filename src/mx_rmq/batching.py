@@ -47,8 +47,8 @@ class Batcher(Generic[Item, Result]):
         self._futures: list[asyncio.Future[Result] | None] = []
         self._on_the_wire = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
+        self._at_rest: asyncio.Future[None] | None = None
+        """Whoever waits until nothing is on its way."""
         self._alone = True
         """Whether the last batch had one item and nobody waited behind it."""
 
@@ -61,7 +61,7 @@ class Batcher(Generic[Item, Result]):
         return self._lead(item) if self._alone and self.idle else self.add(item)
 
     async def _lead(self, item: Item) -> Result:
-        send = self._take_sender()
+        send = self._free.pop()
         try:
             (result,) = await send([item])
             return result
@@ -92,7 +92,10 @@ class Batcher(Generic[Item, Result]):
 
     async def drained(self) -> None:
         """Wait until nothing is waiting or on the wire."""
-        await self._at_rest.wait()
+        while not self.idle:
+            if self._at_rest is None:
+                self._at_rest = self._loop.create_future()
+            await asyncio.shield(self._at_rest)
 
     def cancel(self) -> None:
         """Give up what is waiting or on the wire."""
@@ -105,19 +108,16 @@ class Batcher(Generic[Item, Result]):
 
     # -- who sends
 
-    def _take_sender(self) -> Send[Item, Result]:
-        self._at_rest.clear()
-        return self._free.pop()
-
     def _free_sender(self, send: Send[Item, Result]) -> None:
         self._free.append(send)
         if self._items:
             self._begin()
-        elif self.idle:
-            self._at_rest.set()
+        elif self._at_rest is not None and self.idle:
+            self._at_rest.set_result(None)
+            self._at_rest = None
 
     def _begin(self) -> None:
-        send = self._take_sender()
+        send = self._free.pop()
         task = asyncio.create_task(self._run(send))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, send))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"\d+ (\S+) (hash|zset|list|set|string)\b")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Script:
     """One transition: its text as the server runs it, and what its header promises."""
 
