@@ -146,6 +146,8 @@ class Proxy:
     async def _listen(self) -> None:
         if self._listener is not None:
             return
+        if self._closing is not None:
+            await self._closing  # or its port is still taken
         if self._target.scheme == "unix":
             self._listener = await asyncio.start_unix_server(self._serve, self._socket)
         else:

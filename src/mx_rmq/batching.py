@@ -92,7 +92,7 @@ class Batcher(Generic[Item, Result]):
 
     async def drained(self) -> None:
         """Wait until nothing is waiting or on the wire."""
-        while not self.idle:
+        if not self.idle:
             if self._at_rest is None:
                 self._at_rest = self._loop.create_future()
             await asyncio.shield(self._at_rest)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _TAIL: Final = 2**20 - 1
-"""The last four characters, which few ids have to themselves."""
+"""The bits of the last four characters; those before them are the same for many ids in a row."""
 _PAIRS: Final = ["".join(pair) for pair in product(_ALPHABET, repeat=2)]
 
 
@@ -34,7 +34,8 @@ class IdMaker:
     def __call__(self) -> str:
         """Make one."""
         while True:
-            millisecond, head, tails = self._span  # replaced as a whole: here threads need no lock
+            # Replaced as a whole, and counted on in one step of the interpreter: threads need no lock.
+            millisecond, head, tails = self._span
             # Also while the clock steps back: order within the maker comes first.
             if time.time_ns() // 1_000_000 <= millisecond and (tail := next(tails, -1)) >= 0:
                 return head + _PAIRS[tail >> 10] + _PAIRS[tail & 1023]

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from mx_rmq.records import NewMessage
     from mx_rmq.shard import Shard
 
-_CHUNKS: Final[dict[Durability, int]] = {"memory": 200, "disk": 500, "replicated": 500}
-"""Messages in a call of ``produce_many``: with more of them each costs the server more, with fewer
-there are more waits for a disk or a replica."""
+_CHUNK: Final = 200
+"""Messages in a call of ``produce_many``: with more of them, each costs the server more."""
+LONG_CHUNK: Final = 500
+"""The same where each reply is waited for: fewer calls, fewer waits."""
 _UNDER_WAY: Final = 2
 """Chunks of one ``produce_many`` on their way at a time."""
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -98,7 +99,7 @@ class Producer:
         unsent: dict[Shard, list[NewMessage]] = defaultdict(list)
 
         async def send(shard: Shard) -> None:
-            while len(under_way) == _UNDER_WAY:
+            if len(under_way) == _UNDER_WAY:
                 receipts.extend(await under_way.popleft().sent)
             chunk = _Chunk(shard, topic, next(names), unsent.pop(shard))
             self._send_soon(chunk, latest.get(shard))
@@ -111,7 +112,7 @@ class Producer:
                 shard = self.shard_of(message.id)
                 waiting = unsent[shard]
                 waiting.append(message)
-                if is_full(waiting):
+                if is_full(waiting, _CHUNK if message.durability == "memory" else LONG_CHUNK):
                     await send(shard)
             for shard in list(unsent):
                 await send(shard)
@@ -145,19 +146,26 @@ class Producer:
     async def _send_in_order(self, chunk: _Chunk, before: _Chunk | None) -> list[Receipt]:
         """Send a chunk right behind the one before it, if that is on its way on the same connection.
 
-        Else only when that is stored: a lost connection does not change their order.
+        Else only when that is stored: a lost connection does not change their order. The first one goes
+        alone, so that the server knows the script when others follow.
         """
         send = self._call(chunk.shard, chunk.topic, chunk.producer, chunk.messages)
         if before is not None:
-            if not before.connection or before.connection != chunk.shard.link.connection:
+            right_behind = 0 < before.connection == chunk.shard.link.connection
+            if not right_behind or before.sent.done():
                 await before.sent
+            chunk.leaves()
+
+        async def attempt() -> list[Receipt]:
             try:
-                chunk.leaves()
                 return await send()
             except ServerUnavailable:
                 chunk.connection = 0
-                await before.sent
-        return await resend(send, patience=self._config.patience)
+                if before is not None:
+                    await before.sent
+                raise
+
+        return await resend(attempt, patience=self._config.patience)
 
     def _new_batcher(
         self, shard: Shard, topic: str, delayed: bool, durability: Durability
@@ -229,10 +237,9 @@ class Calls:
         return str(next(self._numbers))
 
 
-def is_full(chunk: Sequence[NewMessage]) -> bool:
+def is_full(chunk: Sequence[NewMessage], most: int) -> bool:
     """Whether a chunk of ``produce_many`` is large enough to be sent."""
-    last = chunk[-1]
-    return len(chunk) == _CHUNKS[last.durability] or len(chunk) * len(last.body) > _CHUNK_BYTES
+    return len(chunk) == most or len(chunk) * len(chunk[-1].body) > _CHUNK_BYTES
 
 
 def _weight(message: NewMessage) -> int:

@@ -295,7 +295,7 @@ class Store:
             check_name("producer", producer)
             check_name("call", call)
         for message in messages:
-            if len(message.body) > self.max_bytes:
+            if len(message.body) > self.max_bytes:  # asked here first, since this is done for every message
                 check_size(topic, message, self.max_bytes)
 
 

@@ -14,7 +14,7 @@ from mx_rmq.drafts import draft, refuse_one_id
 from mx_rmq.durability import WAITS
 from mx_rmq.errors import NotDurable, ServerUnavailable
 from mx_rmq.keys import Keys, check_name
-from mx_rmq.producer import Calls, Receipt, is_full
+from mx_rmq.producer import LONG_CHUNK, Calls, Receipt, is_full
 from mx_rmq.resend import Backoff
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
@@ -58,7 +58,7 @@ class SyncProducer:
         chunk: list[NewMessage] = []
         for message in map(draft(self._config, topic, **options).message, payloads):
             chunk.append(message)
-            if is_full(chunk):
+            if is_full(chunk, LONG_CHUNK):
                 receipts += self._send(topic, chunk)
                 chunk = []
         return receipts + self._send(topic, chunk) if chunk else receipts

@@ -30,7 +30,7 @@ SCRIPTS = {
     "extend_lease": SELDOM,
     "register_worker": SELDOM,
     "release_message": RARELY,
-    "wake_topic": RARELY,
+    "wake_topic": SELDOM,
 }
 EXPIRING = "expiring"
 LEASE = 2.0

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, InvalidPayload, OutOfMemory, RedisMessageQueue, ServerUnavailable
+from mx_rmq import (
+    ConfigError,
+    InvalidPayload,
+    MessageTooLarge,
+    OutOfMemory,
+    RedisMessageQueue,
+    ServerUnavailable,
+)
 from mx_rmq.records import Stored
 from tests.harness import all_keys, command
 from tests.queue.helpers import PREFIX, complete, in_order
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.embedded import EmbeddedServer
     from tests.proxy import Proxy
 
 
@@ -94,6 +102,13 @@ async def test_a_bad_payload_leaves_whole_chunks_and_is_raised(
     with pytest.raises(InvalidPayload):
         await queue.produce_many("t", [*range(700), {1, 2}, *range(700)])
     assert len(await in_order(redis)) == 600
+
+
+async def test_nothing_is_sent_behind_a_chunk_that_failed(server: EmbeddedServer, redis: Redis) -> None:
+    async with RedisMessageQueue(server.url, name="q", check="off", max_bytes=1000) as queue:
+        with pytest.raises(MessageTooLarge):
+            await queue.produce_many("t", [*range(500), "x" * 1000, *range(5000)])
+    assert len(await in_order(redis)) == 400
 
 
 async def test_huge_payloads_are_split_by_their_size(proxy: Proxy, redis: Redis) -> None:

@@ -116,7 +116,7 @@ async def test_many_are_stored_in_order(producer: SyncProducer, redis: Redis, co
 async def test_an_error_in_the_middle_leaves_whole_chunks(producer: SyncProducer, redis: Redis) -> None:
     with pytest.raises(InvalidPayload):
         producer.produce_many("t", [*range(1234), {1, 2}])
-    assert len(await in_order(redis)) == 1200
+    assert len(await in_order(redis)) == 1000
 
 
 async def test_huge_payloads_are_split_by_their_size(proxy: Proxy, redis: Redis) -> None:

@@ -199,9 +199,12 @@ async def test_a_lost_token_costs_no_more_than_the_poll(make_queue: MakeQueue, r
     await eventually(lambda: seen == [1, 2])
 
 
-async def test_a_token_that_finds_no_room_is_passed_on(make_queue: MakeQueue, redis: Redis) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["told", "reply-lost"])
+async def test_a_token_that_finds_no_room_is_passed_on(
+    proxy: Proxy, make_queue: MakeQueue, redis: Redis, lost: bool
+) -> None:
     """Or the message would wait for the poll of a worker that has room."""
-    mq = make_queue(poll=60, concurrency=1, prefetch=0)
+    mq = make_queue(proxy.url, poll=60, concurrency=1, prefetch=0)
     seen: list[int] = []
     release = asyncio.Event()
 
@@ -221,10 +224,14 @@ async def test_a_token_that_finds_no_room_is_passed_on(make_queue: MakeQueue, re
     fetcher._heat("t")  # as a poll does, while the pop is under way
     fetcher.nudge.give()
     await eventually(lambda: seen == [1])
+    if lost:
+        proxy.lose_reply(script="wake_topic")
     await mq.produce("t", 2)
     await eventually(lambda: redis.llen("mx-rmq:{q}:t:wake"))
     assert not await waits_for_tokens(redis)
     release.set()
+    await eventually(lambda: seen == [1, 2])
+    assert proxy.lost_replies == lost
 
 
 async def waits_for_tokens(redis: Redis) -> bool:
