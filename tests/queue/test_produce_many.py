@@ -226,7 +226,7 @@ async def test_chunks_keep_their_order_when_they_are_lost_together(proxy: Proxy,
         loser = asyncio.create_task(lose_them())
         receipts = await queue.produce_many("t", payloads())
         loser.cancel()
-    assert proxy.connections == 9
+    assert proxy.connections >= 9
     assert await in_order(redis) == receipts
     assert len(receipts) == 8000
 
