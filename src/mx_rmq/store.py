@@ -295,8 +295,7 @@ class Store:
             check_name("producer", producer)
             check_name("call", call)
         for message in messages:
-            if len(message.body) > self.max_bytes:  # asked here first, since this is done for every message
-                check_size(topic, message, self.max_bytes)
+            check_size(topic, message, self.max_bytes)
 
 
 def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:

@@ -215,7 +215,7 @@ async def test_chunks_keep_their_order_when_they_are_lost_together(proxy: Proxy,
         while True:
             await frozen.wait()
             frozen.clear()
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.03)  # two chunks have left and wait in the proxy
             proxy.away()
             proxy.thaw()
             await asyncio.sleep(0.1)  # both have tried again, and wait for unequal times
