@@ -151,13 +151,14 @@ class Producer:
         """
         send = self._call(chunk.shard, chunk.topic, chunk.producer, chunk.messages)
         if before is not None:
-            right_behind = 0 < before.connection == chunk.shard.link.connection
-            if not right_behind or before.sent.done():
+            if not 0 < before.connection == chunk.shard.link.connection:
                 await before.sent
             chunk.leaves()
 
         async def attempt() -> list[Receipt]:
             try:
+                if before is not None and before.sent.done():
+                    await before.sent  # nothing is sent behind one that failed
                 return await send()
             except ServerUnavailable:
                 chunk.connection = 0
