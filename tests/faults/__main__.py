@@ -22,11 +22,11 @@ from tests.faults.run import Row, Run
 
 def as_table(rows: list[Row]) -> Table:
     table = Table(title="mx-rmq faults")
-    for name in ("fault", "messages", "kills", "lost", "dupl.", "recovery", "figure", "ok"):
+    for name in ("fault", "runs", "messages", "kills", "lost", "dupl.", "recovery", "figure", "ok"):
         table.add_column(name, justify="left" if name in ("fault", "figure") else "right")
     for row in rows:
         recovery = "" if row.recovery is None else f"{row.recovery:.2f} s"
-        counts = (f"{count:,}" for count in (row.messages, row.kills, row.lost, row.duplicates))
+        counts = (f"{count:,}" for count in (row.runs, row.messages, row.kills, row.lost, row.duplicates))
         table.add_row(row.fault, *counts, recovery, row.figure, "yes" if row.ok else "NO")
     return table
 
