@@ -34,8 +34,18 @@ class Backoff:
         return wait * _dice.uniform(0.5, 1.0)
 
 
-async def resend(call: Callable[[], Awaitable[R]], *, patience: float) -> R:
-    """Await ``call()``, again and again while the server is unavailable, for *patience* seconds.
+def is_unavailable(error: Exception) -> bool:
+    """Whether the server could not be reached or did not answer."""
+    return isinstance(error, ServerUnavailable)
+
+
+async def resend(
+    call: Callable[[], Awaitable[R]],
+    *,
+    patience: float,
+    passes: Callable[[Exception], bool] = is_unavailable,
+) -> R:
+    """Await ``call()``, again and again while it fails with what *passes*, for *patience* seconds.
 
     Only for calls that may be sent twice (I5).
     """
@@ -43,7 +53,9 @@ async def resend(call: Callable[[], Awaitable[R]], *, patience: float) -> R:
     while True:
         try:
             return await call()
-        except ServerUnavailable as error:
+        except Exception as error:
+            if not passes(error):
+                raise
             backoff = backoff or Backoff()
             wait = backoff.wait()
             if monotonic() + wait > began + patience:

@@ -48,6 +48,13 @@ class Commands(Protocol):
         """Send one command and return its reply, strings as bytes."""
 
 
+class Together(Protocol):
+    """Connections on which several commands can be sent in one write."""
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+
+
 class Store:
     """The transitions of one queue's messages on one server.
 
@@ -126,6 +133,35 @@ class Store:
         for delivery in deliveries:
             args += (delivery.id, delivery.token)
         return _statuses(Settled, await self._run("extend_lease", args, topic))
+
+    async def extend_together(
+        self,
+        connections: Together,
+        chunks: Sequence[tuple[str, Sequence[Delivery]]],
+        *,
+        lease: float,
+    ) -> list[list[Settled] | StoreError]:
+        """Extend deliveries of many topics in one write; what is refused of one is among the answers."""
+        script = self._scripts["extend_lease"]
+        now = self._now() if self._now else ""
+        commands = []
+        for topic, deliveries in chunks:
+            keys = self.keys.of_script(script, topic)
+            args = [cell for delivery in deliveries for cell in (delivery.id, delivery.token)]
+            commands.append(("EVALSHA", script.sha, len(keys), *keys, _ms(lease), *args, now))
+        answers: list[list[Settled] | StoreError] = []
+        replies = await connections.execute_together(*commands)
+        for (topic, deliveries), reply in zip(chunks, replies, strict=True):
+            match reply:
+                case NoScriptError():
+                    answers.append(await self.extend(topic, deliveries, lease=lease))
+                case ResponseError():
+                    answers.append(await self._translated(reply, script, self.keys.of_script(script, topic)))
+                case Exception():
+                    raise reply
+                case _:
+                    answers.append(_statuses(Settled, reply))
+        return answers
 
     async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
         """Finish deliveries and forget their messages; each id stays taken for the seconds beside it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,20 @@ class End(Enum):
 
     TIMEOUT = "timeout"
     LOST = "lost"
+    LATE = "late"
+    """Its lease may have run out before it began."""
     STOP = "stop"
+
+
+class Settlement(NamedTuple):
+    """What the server is to be told of a delivery."""
+
+    verb: str
+    """complete | retry | move_to_dlq | release"""
+    seconds: float = 0.0
+    """Of the delay before the next attempt, or for which the id stays taken."""
+    body: bytes = b""
+    error: bytes = b""
 
 
 class Job:
@@ -31,6 +44,7 @@ class Job:
         "_batch",
         "_lost",
         "_runner",
+        "claimed_at",
         "deadline",
         "delivery",
         "end",
@@ -39,8 +53,11 @@ class Job:
         "loop",
         "message",
         "payload",
+        "settled",
+        "settlement",
         "shard",
         "started_at",
+        "unsettled_since",
     )
 
     def __init__(
@@ -49,6 +66,7 @@ class Job:
         shard: Shard,
         handler: Handler[Any],
         loop: asyncio.AbstractEventLoop,
+        claimed_at: float,
         leased_until: float,
     ) -> None:
         self.delivery = delivery
@@ -60,10 +78,18 @@ class Job:
         self.payload: Any = None
         self.deadline = inf
         """When its handler times out, by the loop's clock; the lease is not extended past it."""
+        self.claimed_at = claimed_at
+        """When the claim was sent, by the loop's clock."""
         self.leased_until = leased_until
         """When the lease is over at the earliest, by the loop's clock; nothing begins after that."""
         self.started_at = 0.0
         self.end: End | None = None
+        self.settlement: Settlement | None = None
+        """How it is to be settled, from the moment that this is known."""
+        self.unsettled_since: float | None = None
+        """When the lease keeper's thread first saw that it was to be settled."""
+        self.settled = False
+        """Whether the lease keeper's thread has settled it, because the loop did not."""
         self._runner: asyncio.Task[Any] | None = None
         self._batch: Sequence[Job] = ()
         self._lost: asyncio.Event | None = None

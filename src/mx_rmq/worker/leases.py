@@ -1,37 +1,74 @@
-"""Keeping leases: from a thread with its own connection, so that a busy event loop loses none."""
+"""Keeping leases: from a thread with its own connection, so that a busy event loop loses none.
+
+The thread also stands in for a loop that hangs. Then it gives back what has not begun, and settles what has
+finished; only what the hanging handler itself runs keeps its lease, until its timeout.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.blocking import run_blocking
-from mx_rmq.errors import ServerUnavailable, StoreError
+from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable, StoreError
 from mx_rmq.records import Settled
 from mx_rmq.store import BATCH_LIMIT
-from mx_rmq.worker.job import End
+from mx_rmq.worker.fetcher import give_back_unknown
+from mx_rmq.worker.job import End, Settlement
+from mx_rmq.worker.settler import settle
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from mx_rmq.shard import Shard
+    from mx_rmq.config import Config
+    from mx_rmq.shard import BlockingCommands, Shard
     from mx_rmq.store import Store
     from mx_rmq.worker.job import Job
+    from mx_rmq.worker.pool import Pool
 
 logger = logging.getLogger("mx_rmq.worker")
 
+_TICK = 0.5
+"""Seconds between two looks at whether the loop lives, and between two tries while the server is away."""
+_HANG = 1.0
+"""Seconds without a sign of life after which the loop counts as hanging."""
+
 
 class LeaseKeeper:
-    """Extends the leases of everything in hand, three times per lease, in one call per topic."""
+    """Extends the leases of everything in hand, three times per lease, all topics in one write.
 
-    def __init__(self, shards: Iterable[Shard], lease: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._shards = list(shards)
-        self._lease = lease
+    Args:
+        shards: where.
+        pool: holds what has not begun.
+        config: of the queue.
+        worker: the name in the leases.
+        loop: whose clock the jobs use, and which may hang.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        pool: Pool,
+        config: Config,
+        worker: str,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._pool = pool
+        self._lease = config.lease
+        self._patience = config.patience
+        self._worker = worker
         self._loop = loop
+        self._pulse = _Pulse(loop)
         self._stopping = threading.Event()
+        self._keepers = [_Keeper(shard, self._lease, self._patience, self._stopping) for shard in shards]
+        self._slow = False
         self._thread = threading.Thread(target=self._run, name="mx-rmq-leases", daemon=True)
 
     def start(self) -> None:
@@ -44,50 +81,197 @@ class LeaseKeeper:
         self._thread.join(patience)
 
     def _run(self) -> None:
-        stores = [(shard, *shard.blocking_store()) for shard in self._shards]
-        interval = self._lease / 3
-        away: set[Shard] = set()
+        third = self._lease / 3
+        due = monotonic() + third
+        wait = min(third, _TICK)
         # A loop that ended without a stop leaves nobody whose leases are worth keeping.
-        while not self._stopping.wait(interval) and not self._loop.is_closed():
-            interval = self._lease / 3
-            for shard, store, _ in stores:
-                try:
-                    self.step(shard, store)
-                    away.discard(shard)
-                except ServerUnavailable as error:
-                    if shard not in away:
-                        logger.warning("leases.not_extended", extra={"error": str(error)})
-                    away.add(shard)
-                    interval = min(interval, 0.5)
-                except Exception:
-                    logger.exception("service.failed", extra={"service": "leases"})
-        for _, _, commands in stores:
-            commands.close()
+        while not self._stopping.wait(wait) and not self._loop.is_closed():
+            try:
+                if self._pulse.hangs():
+                    self._stand_in()
+                if (began := monotonic()) >= due:
+                    kept = [keeper.extend() for keeper in self._keepers]
+                    # Counted from the beginning of the round, so that a slow one delays no other.
+                    due = began + (third if all(kept) else min(third, _TICK))
+                    self._note_pace(monotonic() - began)
+            except Exception:
+                logger.exception("service.failed", extra={"service": "leases"})
+                due = monotonic() + min(third, _TICK)
+            wait = max(0.0, min(_TICK, due - monotonic()))
+        for keeper in self._keepers:
+            keeper.close()
 
-    def step(self, shard: Shard, store: Store) -> None:
-        """Extend once what is in hand and has not run past its handler's timeout."""
-        now = self._loop.time()
-        by_topic: dict[str, list[Job]] = defaultdict(list)
-        for job in list(shard.held):
-            if job.deadline > now:
-                by_topic[job.delivery.topic].append(job)
-        for topic, jobs in by_topic.items():
-            for start in range(0, len(jobs), BATCH_LIMIT):
-                try:
-                    self._extend(store, topic, jobs[start : start + BATCH_LIMIT])
-                except StoreError as error:  # of one topic; the others are extended
-                    logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+    def _note_pace(self, took: float) -> None:
+        """Say once that the thread hardly gets to run: it shares the interpreter with the handlers."""
+        slow = took > self._lease / 3
+        if slow and not self._slow:
+            logger.warning("leases.slow", extra={"seconds": round(took, 3), "lease": self._lease})
+        self._slow = slow
 
-    def _extend(self, store: Store, topic: str, jobs: list[Job]) -> None:
-        # From before the call: the server's may end later, never sooner.
-        until = self._loop.time() + self._lease
-        statuses = run_blocking(store.extend(topic, [job.delivery for job in jobs], lease=self._lease))
-        for job, status in zip(jobs, statuses, strict=True):
-            if status is Settled.DONE:
-                job.leased_until = until
-        lost = [job for job, status in zip(jobs, statuses, strict=True) if status is not Settled.DONE]
+    def _stand_in(self) -> None:
+        """Do for a loop that hangs what it cannot do."""
+        silent_since = self._pulse.silent_since
+        jobs = self._pool.take_back(monotonic())
+        tell(self._loop, self._pool.forget_ready, len(jobs))
+        for job in jobs:
+            job.settlement = Settlement("release")
+        done: Counter[str] = Counter()
+        for keeper in self._keepers:
+            done += keeper.settle(jobs)
+            keeper.give_back_unknown(self._pool.topics, self._worker, silent_since)
+        if done:
+            seconds = round(monotonic() - silent_since, 1)
+            logger.warning("loop.hangs", extra={"seconds": seconds, "settled": dict(done)})
+
+
+class _Pulse:
+    """Whether the loop lives: it is asked for a sign, again and again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked_at: float | None = None
+        self.silent_since = 0.0
+        """When the loop was asked for the sign that it has not given; only while it hangs."""
+
+    def hangs(self) -> bool:
+        """Whether the last sign is overdue; asks for the next one."""
+        asked_at = self._asked_at
+        if asked_at is None:
+            self._asked_at = monotonic()
+            tell(self._loop, self._beat)
+            return False
+        self.silent_since = asked_at
+        return monotonic() - asked_at >= _HANG
+
+    def _beat(self) -> None:
+        self._asked_at = None
+
+
+class _Keeper:
+    """The leases of one shard, over a connection of its own."""
+
+    def __init__(self, shard: Shard, lease: float, patience: float, stopping: threading.Event) -> None:
+        self._shard = shard
+        self._lease = lease
+        self._patience = patience
+        self._stopping = stopping
+        self._store: Store
+        self._commands: BlockingCommands
+        self._store, self._commands = shard.blocking_store()
+        self._away = False
+        self._failed: set[str] = set()
+        """Topics whose leases could not be extended the last time; said once."""
+        self._disowned_for = 0.0
+        """The silence of the loop during which unknown leases were given back."""
+
+    def extend(self) -> bool:
+        """Extend once what is in hand and has not run past its handler's timeout; False if it failed."""
+        chunks = self._chunks()
+        # From before the call: the server's leases may end later, never sooner.
+        until = monotonic() + self._lease
+        rows = [(topic, [job.delivery for job in jobs]) for topic, jobs in chunks]
+        try:
+            answers = run_blocking(
+                self._store.extend_together(self._commands, rows, lease=self._lease) if rows else _nothing()
+            )
+        except (ServerUnavailable, ConfigError) as error:
+            if not self._away:
+                logger.warning("leases.not_extended", extra={"error": str(error)})
+            self._away = True
+            return False
+        self._away = False
+        failed = set()
+        lost: list[Job] = []
+        for (topic, jobs), answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, StoreError):  # of one topic; the others are extended
+                if topic not in self._failed:
+                    logger.error("topic.failed", extra={"topic": topic, "error": str(answer)})
+                failed.add(topic)
+                continue
+            for job, status in zip(jobs, answer, strict=True):
+                if status is Settled.DONE:
+                    job.leased_until = until
+                else:
+                    lost.append(job)
+        self._failed = failed
         if lost and not self._stopping.is_set():
-            self._loop.call_soon_threadsafe(_lose, lost)
+            tell(lost[0].loop, _lose, lost)
+        return not failed
+
+    def _chunks(self) -> list[tuple[str, list[Job]]]:
+        """What is to be extended, by topic, and at most so many in one call."""
+        now = monotonic()
+        by_topic: dict[str, list[Job]] = defaultdict(list)
+        for job in list(self._shard.held):
+            if job.settlement is not None:
+                if job.unsettled_since is None:
+                    job.unsettled_since = now
+                if job.settled or now - job.unsettled_since > self._patience:
+                    continue
+            elif job.deadline <= now:
+                continue
+            by_topic[job.delivery.topic].append(job)
+        return [
+            (topic, jobs[start : start + BATCH_LIMIT])
+            for topic, jobs in by_topic.items()
+            for start in range(0, len(jobs), BATCH_LIMIT)
+        ]
+
+    def settle(self, given_back: Iterable[Job]) -> Counter[str]:
+        """Settle what the loop has not come to; how many in which way.
+
+        Args:
+            given_back: what is released among it, in the order of the claims.
+        """
+        groups: dict[tuple[str, str], list[tuple[Job, Settlement]]] = defaultdict(list)
+        here = [job for job in given_back if job.shard is self._shard]
+        for job in dict.fromkeys([*here, *self._shard.held]):
+            if job.settlement is not None and not job.settled:
+                groups[job.settlement.verb, job.delivery.topic].append((job, job.settlement))
+        done: Counter[str] = Counter()
+        for (verb, topic), items in groups.items():
+            for start in reversed(range(0, len(items), BATCH_LIMIT)):
+                some = items[start : start + BATCH_LIMIT]
+                try:
+                    # A delivery that is refused here was settled by the loop, or the loop learns of its loss.
+                    run_blocking(settle(self._store, verb, topic, some))
+                except MxRmqError as error:  # tried again at the next look; the leases last for the patience
+                    fields = {"verb": verb, "topic": topic, "messages": len(some), "error": str(error)}
+                    logger.warning("settle.failed", extra=fields)
+                    return done
+                for job, _ in some:
+                    job.settled = True
+                done[verb] += len(some)
+                tell(some[0][0].loop, self._shard.forget, [job for job, _ in some])
+        return done
+
+    def give_back_unknown(self, topics: Iterable[str], worker: str, silent_since: float) -> None:
+        """Give back, once in a silence, what is leased by claims whose replies the loop has not read."""
+        if self._disowned_for == silent_since:
+            return
+        self._shard.disowned_at = monotonic()  # first: a reply read from now on is not trusted
+        try:
+            for topic in topics:
+                run_blocking(give_back_unknown(self._shard, self._store, topic, worker))
+        except (MxRmqError, ResponseError) as error:  # tried again, or their leases run out
+            logger.warning("claim.not_given_back", extra={"topic": topic, "error": str(error)})
+            if isinstance(error, ServerUnavailable):
+                return
+        self._disowned_for = silent_since
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._commands.close()
+
+
+async def _nothing() -> list[list[Settled] | StoreError]:
+    return []
+
+
+def tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *args: object) -> None:
+    """Have the loop call something, unless it has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(what, *args)
 
 
 def _lose(jobs: list[Job]) -> None:

@@ -27,9 +27,20 @@ nothing a few runners do it all, and waking the others would cost more than the 
 class TopicWork:
     """The ready and running jobs of one topic."""
 
-    __slots__ = ("handler", "limit", "lingering", "queued", "ready", "ripe", "runs")
+    __slots__ = (
+        "finished",
+        "handler",
+        "limit",
+        "lingering",
+        "measured_at",
+        "prefetch",
+        "queued",
+        "ready",
+        "ripe",
+        "runs",
+    )
 
-    def __init__(self, handler: Handler[Any], concurrency: int) -> None:
+    def __init__(self, handler: Handler[Any], concurrency: int, now: float) -> None:
         self.handler = handler
         self.limit = min(handler.concurrency or concurrency, concurrency)
         self.ready: deque[Job] = deque()
@@ -40,6 +51,24 @@ class TopicWork:
         self.ripe = False
         """Whether a batch has waited long enough to run though it is not full."""
         self.lingering: asyncio.TimerHandle | None = None
+        self.prefetch = 0
+        """How many messages to hold ready beyond those that can run now."""
+        self.finished = 0
+        """Messages finished since ``measured_at``."""
+        self.measured_at = now
+
+    def pace(self, now: float, most: int) -> None:
+        """Set the prefetch to what the topic finished in the last moments.
+
+        Handlers that take long hold none, so that other workers get them; quick ones hold enough for
+        large batches.
+        """
+        passed = now - self.measured_at
+        if passed >= _PACE_WINDOW:
+            ahead = min(most, int(self.finished / passed * _PREFETCH_AHEAD))
+            # It falls by halves only: a moment in which all waited for a claim says nothing of the pace.
+            self.prefetch = max(ahead, (self.prefetch + ahead) // 2)
+            self.finished, self.measured_at = 0, now
 
     @property
     def runnable(self) -> bool:
@@ -61,9 +90,10 @@ class Pool:
 
     def __init__(self, handlers: Iterable[Handler[Any]], concurrency: int, most_prefetch: int) -> None:
         self.concurrency = concurrency
-        self.topics = {handler.topic: TopicWork(handler, concurrency) for handler in handlers}
-        self._room_listeners: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.topics = {handler.topic: TopicWork(handler, concurrency, now) for handler in handlers}
+        self._room_listeners: list[Callable[[], None]] = []
         self._closed = False
         self._line: deque[TopicWork] = deque()
         self._idle: list[asyncio.Future[None]] = []
@@ -71,9 +101,6 @@ class Pool:
         self._ready = 0
         self._runs = 0
         self._most_prefetch = most_prefetch
-        self._prefetch = 0
-        self._finished = 0
-        self._measured_at = self._loop.time()
         self._alone = asyncio.Lock()
         self._standing = 0
         """Runs that begin alone, or wait to."""
@@ -91,13 +118,19 @@ class Pool:
 
     def take(self) -> tuple[TopicWork, list[Job]] | None:
         """What to run next: one job, or a batch of them for a batch handler."""
-        if not self._line or self._standing:
-            return None
-        topic = self._line.popleft()
-        topic.queued = topic.ripe = False
-        ready = topic.ready
-        batch = topic.handler.batch
-        jobs = [ready.popleft()] if batch == 1 else [ready.popleft() for _ in range(min(batch, len(ready)))]
+        jobs: list[Job] = []
+        while not jobs:
+            if not self._line or self._standing:
+                return None
+            topic = self._line.popleft()
+            topic.queued = topic.ripe = False
+            ready, batch = topic.ready, topic.handler.batch
+            try:
+                jobs.append(ready.popleft())
+                while len(jobs) < batch and ready:
+                    jobs.append(ready.popleft())
+            except IndexError:  # the lease keeper's thread takes jobs back when the loop hangs
+                continue
         if topic.lingering is not None:  # what is left lingers for a time of its own
             topic.lingering.cancel()
             topic.lingering = None
@@ -148,13 +181,13 @@ class Pool:
         """Free what ``take`` gave."""
         topic.runs -= 1
         self._runs -= 1
-        self._finished += count
+        topic.finished += count
         if topic.ready and not topic.queued:
             self._enqueue(topic)
             self._wake_some()
         if self._watchers:
             self._tell_watchers()
-        if not topic.ready or 4 * len(topic.ready) <= 3 * self._prefetch:
+        if not topic.ready or 4 * len(topic.ready) <= 3 * topic.prefetch:
             for tell in self._room_listeners:
                 tell()
 
@@ -187,12 +220,28 @@ class Pool:
 
     def drain(self) -> list[Job]:
         """Take back every job that has not started, in the order of the claims."""
-        jobs: list[Job] = []
-        for topic in self.topics.values():
-            jobs += topic.ready
-            topic.ready.clear()
+        jobs = [job for topic in self.topics.values() for job in _emptied(topic)]
         self._ready = 0
         return jobs
+
+    def take_back(self, claimed_before: float) -> list[Job]:
+        """Take the ready jobs of every topic whose first one was claimed before an instant, in their order.
+
+        A topic that lingers may hold its jobs for so much longer. Also called by the lease keeper's thread:
+        each job is popped either here or in ``take``, never in both. The caller reports the number to
+        ``forget_ready``.
+        """
+        jobs: list[Job] = []
+        for topic in self.topics.values():
+            with suppress(IndexError):  # the other thread was faster
+                if topic.ready and topic.ready[0].claimed_at + topic.handler.linger < claimed_before:
+                    topic.prefetch = 0  # what was held ready was too much
+                    jobs += _emptied(topic)
+        return jobs
+
+    def forget_ready(self, count: int) -> None:
+        """Count jobs out that were taken back; in the loop's thread."""
+        self._ready -= count
 
     def _enqueue(self, topic: TopicWork) -> None:
         if topic.queued or self._closed:
@@ -228,28 +277,27 @@ class Pool:
         The ready jobs of other topics take up runs only as far as they are about to start. Those that
         wait for their batch to fill, or for their own topic's limit, must keep nobody else waiting.
         """
+        topic.pace(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
-        if batch == 1 and ready and 4 * (ready - topic.starting) > 3 * self._prefetch:
+        if batch == 1 and ready and 4 * (ready - topic.starting) > 3 * topic.prefetch:
             return 0
-        runs, spare = self.concurrency - self._runs, self._prefetch
+        runs, spare = self.concurrency - self._runs, topic.prefetch
         if self._ready > ready:
+            unused = self._most_prefetch
             for other in self.topics.values():
                 if other.ready and other is not topic:
                     runs -= other.starting
-                    spare -= max(0, len(other.ready) - other.starting * other.handler.batch)
+                    unused -= max(0, len(other.ready) - other.starting * other.handler.batch)
+            spare = min(spare, unused)
         runs = max(0, min(runs, topic.limit - topic.runs))
         return max(0, min(runs * batch + max(0, spare) - ready, _MOST_AT_ONCE))
 
-    def pace(self) -> None:
-        """Set how many messages to hold ready: what was finished in the last moments.
 
-        Handlers that take long hold none, so that other workers get them; quick ones hold enough for
-        large batches.
-        """
-        now = self._loop.time()
-        passed = now - self._measured_at
-        if passed >= _PACE_WINDOW:
-            ahead = min(self._most_prefetch, int(self._finished / passed * _PREFETCH_AHEAD))
-            # It falls by halves only: a moment in which all waited for a claim says nothing of the pace.
-            self._prefetch = max(ahead, (self._prefetch + ahead) // 2)
-            self._finished, self._measured_at = 0, now
+def _emptied(topic: TopicWork) -> list[Job]:
+    """The ready jobs of a topic, which are taken from it one by one: another thread may do the same."""
+    jobs: list[Job] = []
+    with suppress(IndexError):
+        while True:
+            jobs.append(topic.ready.pop())
+    jobs.reverse()
+    return jobs

@@ -168,7 +168,7 @@ class Runner:
         """Read a message and its payload; an outcome if it must not run."""
         job.started_at = now
         if job.leased_until <= now:  # this process stood still: another may have run it to its end
-            job.stop(End.LOST)
+            job.stop(End.LATE)
         if job.end is not None:
             return ABANDONED
         try:
@@ -198,7 +198,7 @@ class Runner:
                 # A handler chooses its words; why a payload does not fit may quote it, so its kind must do.
                 said = death.error if attempted else death.kind
                 self._log(logging.WARNING, "message.dead", job, error=said, reason=death.reason)
-            case Abandoned() if job.end is End.STOP:
+            case Abandoned() if job.end is not End.LOST:
                 settler.release(job)
             case Abandoned():
                 job.shard.forget([job])

@@ -30,26 +30,35 @@ class Wakeup:
 
     def __init__(self, shard: Shard, nudge: Nudge, longest: float) -> None:
         self._link: Link = shard.blocking_link(longest)
+        self._commands = shard.link
         self._nudge = nudge
         self._longest = longest
         self._keys: frozenset[str] = frozenset()
         self._answer: asyncio.Future[Any] | None = None
         self._failed = False
+        self._client: tuple[int, int] | None = None
+        """The connection, and its number on the server."""
+        self._may_unblock = True
 
     async def wait(self, keys: Collection[str], seconds: float) -> Collection[str]:
         """Wait for a token at any of *keys*, for *seconds* or for a nudge; returns where to look.
 
         An earlier pop that is still under way is waited for too. If it does not cover all the keys it
-        is given up for a new one, and since it may just have taken a token, its keys are returned.
+        is ended for a new one.
         """
         if self._answer is not None and not self._keys.issuperset(keys):
-            suspects = self._keys
-            await self.close()
-            return suspects
+            if not await self._unblock():
+                suspects = self._keys
+                await self.close()  # it may just have taken a token, so its keys are looked at
+                return suspects
+            if not self._answer.done() or self._answer.exception() or self._answer.result() is not None:
+                self._nudge.give()
+            else:
+                self._answer = None
         if self._answer is None and keys:
             self._keys = frozenset(keys)
-            pop = self._link.execute_command("BLPOP", *keys, self._longest)
-            self._answer = asyncio.ensure_future(pop)
+            # A task of its own: redis-py may swallow the cancellation of whoever connects.
+            self._answer = asyncio.ensure_future(self._pop(keys))
             self._answer.add_done_callback(self._nudge.give)
         await self._nudge.wait(seconds)
         if self._answer is None or not self._answer.done():
@@ -65,6 +74,31 @@ class Wakeup:
             return self._keys
         self._failed = False
         return () if reply is None else (reply[0].decode(),)
+
+    async def _pop(self, keys: Collection[str]) -> Any:
+        """Pop a token; on a new connection learn first by which number the server can end the pop."""
+        if self._may_unblock and (self._client is None or self._client[0] != self._link.connection):
+            try:
+                number = await self._link.execute_command("CLIENT", "ID")
+                self._client = self._link.connection, number
+            except ResponseError:
+                self._may_unblock = False
+        return await self._link.execute_command("BLPOP", *keys, self._longest)
+
+    async def _unblock(self) -> bool:
+        """End the pop under way and wait for its reply; False if that is not possible."""
+        answer, client = self._answer, self._client
+        assert answer is not None
+        if not self._may_unblock or client is None or client[0] != self._link.connection:
+            return False
+        try:
+            ended = await self._commands.execute_command("CLIENT", "UNBLOCK", client[1])
+        except ResponseError:  # the user has no right to
+            self._may_unblock = False
+            return False
+        # Not blocked: its reply is on its way already.
+        await asyncio.wait([answer], timeout=None if ended else _BLIND)
+        return answer.done()
 
     async def close(self) -> None:
         """Give the pop up."""

@@ -18,6 +18,7 @@ from mx_rmq.worker.monitor import Monitor
 from mx_rmq.worker.pool import Pool
 from mx_rmq.worker.runner import Runner
 from mx_rmq.worker.scheduler import Scheduler
+from mx_rmq.worker.surplus import Surplus, give_back
 from mx_rmq.worker.threads import Threads
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config
     from mx_rmq.handlers import Handler, Middleware
     from mx_rmq.shard import Shard
-    from mx_rmq.worker.job import Job
     from mx_rmq.worker.service import Service
 
 logger = logging.getLogger("mx_rmq.worker")
@@ -67,7 +67,8 @@ class Worker:
         ]
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
-        self._leases = LeaseKeeper(shards, config.lease, loop)
+        self._surplus = Surplus(shards, self._pool, loop)
+        self._leases = LeaseKeeper(shards, self._pool, config, self.name, loop)
         self._hurry = asyncio.Event()
         self._leases.start()
         self._tasks = {
@@ -85,9 +86,10 @@ class Worker:
         until = asyncio.get_running_loop().time() + self._config.grace
         self._pool.close()
         await self._end(self._fetchers)
-        giving_back = asyncio.create_task(self._give_back(self._pool.drain()))
+        self._surplus.close()
+        give_back(self._shards, self._pool.drain())
         await self._finish_running(until)
-        await self._settle(giving_back, until)
+        await self._settle(until)
         await self._end([*self._schedulers, *self._monitors])
         for monitor in self._monitors:
             try:
@@ -127,14 +129,10 @@ class Worker:
         if deaf:  # there is no way to end them; their leases run out
             logger.error("worker.handlers_ignore_stop", extra={"running": len(deaf)})
 
-    async def _give_back(self, jobs: list[Job]) -> None:
-        for shard in self._shards:
-            await shard.settler.give_back(job for job in jobs if job.shard is shard)
-
-    async def _settle(self, giving_back: asyncio.Task[None], until: float) -> None:
+    async def _settle(self, until: float) -> None:
         """Wait until everything is settled, but not for ever: the server may be away."""
         drains = (shard.settler.drained() for shard in self._shards)
-        everything = asyncio.gather(giving_back, *drains, return_exceptions=True)
+        everything = asyncio.gather(*drains, return_exceptions=True)
         soon = asyncio.get_running_loop().time() + self._config.socket_timeout
         await self._wait(everything, max(until, soon), hurried=_LAST_WORDS)
         if not everything.done():
