@@ -7,17 +7,19 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.errors import UnreadableMessage
+from mx_rmq.errors import MxRmqError, UnreadableMessage
 from mx_rmq.message import Attempt, Death, Message, decode_message, describe, encode_death, encode_message
 from mx_rmq.store import BATCH_LIMIT
-from mx_rmq.worker.presence import Presence
+from mx_rmq.worker.calm import Calm
+from mx_rmq.worker.presence import Presence, is_monitor
 from mx_rmq.worker.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mx_rmq.config import Config
-    from mx_rmq.records import Delivery, Takeover
+    from mx_rmq.records import Delivery, Overdue, Takeover
+    from mx_rmq.retry import Retry
     from mx_rmq.shard import Shard
 
 logger = logging.getLogger("mx_rmq.worker")
@@ -37,26 +39,33 @@ class Monitor(Service):
         config: of the queue.
         worker: its name.
         facts: what others may know of it.
+        retries: the retry policy of each topic that has a handler here.
         on_due: called when recovered messages are due. The token that tells of them may go to a worker
             that stands still, and they have waited long enough.
     """
 
     def __init__(
-        self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any], on_due: Callable[[], None]
+        self,
+        shard: Shard,
+        config: Config,
+        worker: str,
+        facts: Mapping[str, Any],
+        retries: Mapping[str, Retry],
+        on_due: Callable[[], None],
     ) -> None:
         super().__init__("monitor")
         self._on_due = on_due
         self._worker = worker
         self._store = shard.store
         self._config = config
+        self._retries = retries
         self._presence = Presence(shard, config, worker, facts)
+        self._calm = Calm(config)
         self._kept_house_at = float("-inf")
 
     async def step(self) -> None:
         """Take over and settle what is overdue, then wait a little."""
-        overdue = await self._store.take_over(
-            _BATCH, lease=self._config.lease, holder=f"{self._worker}.monitor"
-        )
+        overdue = await self._take_over()
         for id_ in overdue.poisoned:
             logger.error("message.poisoned", extra={"id": id_, "place": "processing"})
         for id_ in overdue.cleaned:
@@ -64,57 +73,98 @@ class Monitor(Service):
         if overdue.taken:
             await self._settle(overdue.taken, overdue.now)
         await self._keep_house()
-        more = await self._presence.step()
+        more = await self._presence.step(recover=not self._calm.holding)
         if not overdue.taken and not more:
             await self.pause(self._presence.pause(_INTERVAL))
+
+    async def _take_over(self) -> Overdue:
+        if self._calm.refused:
+            await self._presence.register()  # raises for as long as the server refuses what writes
+        sent_at = asyncio.get_running_loop().time()
+        try:
+            overdue = await self._store.take_over(
+                _BATCH,
+                lease=self._config.lease,
+                holder=f"{self._worker}.monitor",
+                before=self._calm.bound(),
+            )
+        except MxRmqError as error:
+            self._calm.failed(error)
+            raise
+        self._calm.answered(sent_at, overdue)
+        return overdue
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         retries: dict[str, list[tuple[Delivery, float, bytes]]] = defaultdict(list)
         deaths: dict[str, list[tuple[Delivery, bytes, bytes]]] = defaultdict(list)
         for takeover in taken:
             delivery = takeover.delivery
-            body, death = self._judge(takeover, now)
-            if death is None:
-                retries[delivery.topic].append((delivery, 0.0, body))
-            else:
-                deaths[delivery.topic].append((delivery, body, encode_death(death)))
+            body, verdict = self._judge(takeover, now)
             fields = {"topic": delivery.topic, "id": delivery.id, "previous": takeover.previous}
-            if death is None:
-                logger.warning("message.recovered", extra=fields)
+            if isinstance(verdict, Death):
+                deaths[delivery.topic].append((delivery, body, encode_death(verdict)))
+                fields |= {"reason": verdict.reason, "error": verdict.error}
+                logger.warning("message.dead", extra=fields)
             else:
-                logger.warning("message.dead", extra={**fields, "reason": death.reason, "error": death.error})
+                retries[delivery.topic].append((delivery, verdict, body))
+                logger.warning("message.recovered", extra=fields)
         for topic, retry in retries.items():
             await self._store.retry(topic, retry)
             self._on_due()
         for topic, dead in deaths.items():
             await self._store.move_to_dlq(topic, dead)
 
-    def _judge(self, takeover: Takeover, now: float) -> tuple[bytes, Death | None]:
-        """The message's new body, and why it is dead if it is."""
+    def _judge(self, takeover: Takeover, now: float) -> tuple[bytes, float | Death]:
+        """The message's new body, and in how many seconds it is tried again, or why it is dead."""
         delivery = takeover.delivery
         try:
             message = decode_message(delivery.body)
         except UnreadableMessage as error:
             return b"", Death(reason="unparsable", error=describe(error), kind="UnreadableMessage")
+        verdict: float | Death = 0.0
         if takeover.cause != "expired":
-            self._count_crash(message, takeover, now)
-        body = encode_message(message)
+            if self._presence.sees(takeover.previous):
+                verdict = self._count_lapse(message, takeover, now)
+            else:
+                verdict = self._count_crash(message, takeover, now)
         if takeover.cause == "expired" or delivery.expires_at <= now:
-            return body, Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over")
-        limit = self._config.crash_limit
-        if message.crashes >= limit or message.unbegun >= limit * _UNBEGUN:
-            times = message.crashes + message.unbegun
-            what = f"its worker vanished {times} times, the last one was {takeover.previous}"
-            return body, Death(reason="crashed", error=what)
-        return body, None
+            verdict = Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over")
+        return encode_message(message), verdict
 
-    def _count_crash(self, message: Message, takeover: Takeover, now: float) -> None:
+    def _count_lapse(self, message: Message, takeover: Takeover, now: float) -> float | Death:
+        """Its worker lives but let the lease run out: a failed attempt, if it was in a handler's hands."""
+        if is_monitor(takeover.previous):
+            message.unbegun += 1
+            return (
+                0.0 if message.unbegun < self._config.crash_limit * _UNBEGUN else _crashed(message, takeover)
+            )
+        error = TimeoutError(
+            "its lease ran out although its worker is connected: the handler ran past its timeout and "
+            "cannot be stopped, or the process stands still"
+        )
+        message.attempts += 1
+        self._remember(message, takeover, now, describe(error))
+        policy = self._retries.get(takeover.delivery.topic, self._config.retry)
+        delay = policy.delay(message.attempts, error)
+        if delay is None:
+            return Death(reason="failed", error=describe(error), kind="TimeoutError")
+        return delay
+
+    def _count_crash(self, message: Message, takeover: Takeover, now: float) -> float | Death:
+        """Its worker vanished, and so may have been taken down by it."""
         if takeover.cause == "started" or not message.crashes:
             message.crashes += 1
         else:
             message.unbegun += 1
         gone = self._presence.vanished(takeover.previous)
         error = f"the worker vanished: its {'connection was gone' if gone else 'lease ran out'}"
+        self._remember(message, takeover, now, error)
+        limit = self._config.crash_limit
+        if message.crashes >= limit or message.unbegun >= limit * _UNBEGUN:
+            return _crashed(message, takeover)
+        return 0.0
+
+    def _remember(self, message: Message, takeover: Takeover, now: float, error: str) -> None:
         message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))
 
     async def _keep_house(self) -> None:
@@ -133,3 +183,9 @@ class Monitor(Service):
     async def leave(self) -> None:
         """Say that this worker is gone."""
         await self._presence.leave()
+
+
+def _crashed(message: Message, takeover: Takeover) -> Death:
+    times = message.crashes + message.unbegun
+    what = f"its worker vanished {times} times, the last one was {takeover.previous}"
+    return Death(reason="crashed", error=what)

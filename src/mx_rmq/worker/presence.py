@@ -16,7 +16,7 @@ from mx_rmq.records import Delivery
 from mx_rmq.store import BATCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from mx_rmq.config import Config
     from mx_rmq.shard import Shard
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mx_rmq.worker")
 
 _REGISTER = 5.0
+_MONITOR: Final = ".monitor"
 
 
 class _Said(msgspec.Struct):
@@ -61,23 +62,30 @@ class Presence:
         self._own: Connection | None = None
         self._missing: dict[tuple[str, int], float] = {}
         """Workers whose connection is gone, and when this was first seen."""
+        self._present: Set[str] = frozenset()
+        """Whose connection was there at the last look."""
         self._vanished: dict[str, float] = {}
         """Who vanished lately, and when; for the history of their messages."""
+        self._recovers = True
         self._told = False
         self._loop = asyncio.get_running_loop()
 
-    async def step(self) -> bool:
+    async def step(self, *, recover: bool = True) -> bool:
         """Say that this worker lives if it is time to, and end the leases of those that vanished.
+
+        Args:
+            recover: False while those whose connection is gone may still be on their way back.
 
         Returns whether any lease ended, so that there is something to take over.
         """
+        self._recovers = recover
         if self._grace is not None and self._link.connection != self._known:
             await self._identify()
         if self._loop.time() - self._said_at >= _REGISTER:
-            await self._register()
+            await self.register()
         if self._grace is not None and self._own is not None:
             try:
-                return await self._look(self._own, self._grace)
+                return await self._look(self._own, self._grace if recover else inf)
             except ResponseError as error:
                 self._cannot(error)
         return False
@@ -91,13 +99,17 @@ class Presence:
         if self._grace is None:
             return most
         most = min(most, self._grace / 2)  # often enough to be sure all the time that others see this one
-        if not self._missing:
+        if not self._missing or not self._recovers:
             return most
         return max(0.0, min(most, min(self._missing.values()) + self._grace - self._loop.time()))
 
     def vanished(self, holder: str) -> bool:
         """Whether a holder of leases is known to have vanished."""
         return _worker_of(holder) in self._vanished
+
+    def sees(self, holder: str) -> bool:
+        """Whether a holder of leases was registered and connected at the last look."""
+        return _worker_of(holder) in self._present
 
     async def _identify(self) -> None:
         """Learn which connection this is, and say it at once."""
@@ -125,13 +137,15 @@ class Presence:
     def _cannot(self, error: ResponseError) -> None:
         """Leave it to the leases until there is another connection."""
         self._own = None
+        self._present = frozenset()
         self._missing.clear()
         self._introduce()
         if not self._told:
             self._told = True
             logger.warning("recovery.by_lease", extra={"worker": self._worker, "error": str(error)})
 
-    async def _register(self) -> None:
+    async def register(self) -> None:
+        """Say that this worker lives."""
         self._said_at = self._loop.time()
         await self._store.register_worker(self._worker, self._said, silence=self._silence)
         self._seen_at(self._said_at)
@@ -147,7 +161,7 @@ class Presence:
         registered = await self._reader.registered()
         known = registered.get(self._worker) == self._said
         if not known:  # taken for vanished, or the server was emptied
-            await self._register()
+            await self.register()
         ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
         there = await self._reader.connected({own.id, *ids.values()})
         if self._link.connection != self._known:
@@ -161,6 +175,7 @@ class Presence:
         now = self._loop.time()
         gone = {(name, id_) for name, id_ in ids.items() if id_ not in there}
         self._missing = {each: self._missing.get(each, now) for each in gone}
+        self._present = ids.keys() - {name for name, _ in gone}
         self._vanished = {name: at for name, at in self._vanished.items() if now - at < SILENCE}
         over = [each for each, since in self._missing.items() if asked_at - since >= grace]
         for each in over:
@@ -200,8 +215,13 @@ class Presence:
         await self._store.register_worker(name, b"", silence=self._silence)
 
 
+def is_monitor(holder: str) -> bool:
+    """Whether a lease is held by the monitor of a worker, and not for a handler."""
+    return holder.endswith(_MONITOR)
+
+
 def _worker_of(holder: str) -> str:
-    return holder.removesuffix(".monitor")
+    return holder.removesuffix(_MONITOR)
 
 
 def _connection(facts: bytes, server: str) -> int | None:

@@ -16,6 +16,7 @@ from mx_rmq.message import Death, decode_message, describe, encode_death, encode
 from mx_rmq.outcome import ABANDONED, Abandoned, Again, Dead, Done, Outcome
 from mx_rmq.records import Settled
 from mx_rmq.resend import resend
+from mx_rmq.worker import fork
 from mx_rmq.worker.attempt import Attempt
 from mx_rmq.worker.job import End
 
@@ -53,6 +54,8 @@ class Runner:
         self._worker = worker
         self._ending = ending
         self._loop = asyncio.get_running_loop()
+        self._pid = fork.pid
+        fork.watch(self._loop)
         self._attempts = {
             topic: Attempt(work.handler, threads, middleware) for topic, work in pool.topics.items()
         }
@@ -107,6 +110,8 @@ class Runner:
                 ends = returned
         except BaseException as error:
             ends = [error] * len(jobs)
+        if fork.pid != self._pid:
+            fork.leave(ends[0] if ends else None)
         if task.cancelling() and jobs[0].end is None and self._ending():
             raise asyncio.CancelledError  # the program ends; there is nobody left to settle
         for n, job in enumerate(jobs):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
-from mx_rmq.errors import ServerUnavailable
+from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
 from mx_rmq.resend import Backoff
 from mx_rmq.worker.nudge import Nudge
 
@@ -41,7 +41,8 @@ class Service(ABC):
             while not self.stopping:
                 try:
                     await self.step()
-                except ServerUnavailable as error:
+                except (ServerUnavailable, ConfigError, StoreError) as error:
+                    # Also what the server refuses can pass: a full disk, a changed password, a lacking right.
                     if not away:
                         logger.warning(
                             "server.unavailable", extra={"service": self.name, "error": str(error)}

@@ -131,9 +131,7 @@ class Settler:
         return [None] * len(items)
 
 
-def settle(
-    store: Store, verb: str, topic: str, items: Iterable[Item]
-) -> Coroutine[Any, Any, list[Settled]]:
+def settle(store: Store, verb: str, topic: str, items: Iterable[Item]) -> Coroutine[Any, Any, list[Settled]]:
     """Tell the server how deliveries end, all in the same way."""
     match verb:
         case "complete":

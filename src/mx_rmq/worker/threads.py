@@ -9,6 +9,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from mx_rmq.worker import fork
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -82,8 +84,11 @@ class _Thread:
         self._calls.put(None)
 
     def _run(self) -> None:
+        pid = fork.pid
         while (call := self._calls.get()) is not None:
             result = call.outcome()
+            if fork.pid != pid:
+                fork.leave(result[1])
             try:
                 call.report(result)
             except RuntimeError:  # the loop is closed, nobody waits any more

@@ -61,8 +61,9 @@ class Worker:
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
         self._fetchers = [Fetcher(shard, self._pool, config, self.name) for shard in shards]
         self._schedulers = [Scheduler(shard) for shard in shards]
+        facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
         self._monitors = [
-            Monitor(shard, config, self.name, self._facts(handlers), on_due=scheduler.nudge.give)
+            Monitor(shard, config, self.name, facts, retries, on_due=scheduler.nudge.give)
             for shard, scheduler in zip(shards, self._schedulers, strict=True)
         ]
         loop = asyncio.get_running_loop()

@@ -1,0 +1,81 @@
+"""When lapsed leases may be taken for abandoned: not right after a time in which no owner could extend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from mx_rmq.errors import ServerUnavailable
+
+if TYPE_CHECKING:
+    from mx_rmq.config import Config
+    from mx_rmq.records import Overdue
+
+logger = logging.getLogger("mx_rmq.worker")
+
+_SETTLING = 1.0
+"""Seconds beyond the longest that a living owner needs to reach the server and extend."""
+_LOOKS = 20
+"""Calls from which the server's clock is known: the one that travelled fastest says it best."""
+_NEVER = 0.0
+"""A bound that every take-over misses: it takes nothing over and only shows that the server answers."""
+
+
+class Calm:
+    """Says until when, by the server's clock, a take-over may be carried out.
+
+    A take-over counts as disturbed if the server could not be reached for a while before it, refused it, or
+    got to it much later than it was sent: the server stood still, the network held it back, or the server's
+    clock was put forward. Then leases have lapsed whose owners live. They are given time to extend.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._loop = asyncio.get_running_loop()
+        # A keeper of leases extends three times per lease, and one connection attempt may have to end first.
+        self._wait = max(config.lease / 3, config.socket_timeout) + _SETTLING
+        # A healthy lease has two thirds left, so nothing lapses in these.
+        self._tolerance = max(config.lease / 3, 0.25)
+        self._harmless = max(config.lease / 2, 1.0)
+        self._ahead: deque[float] = deque(maxlen=_LOOKS)
+        """By how much the server's clock was seen ahead of the loop's."""
+        self._until = -inf
+        self._answered_at = self._loop.time()
+        self._unavailable = False
+        self.refused = False
+        """Whether the server refused the last take-over: it may refuse everything that writes."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether owners are being given time."""
+        return self._loop.time() < self._until
+
+    def bound(self) -> float | None:
+        """Until when the server may carry out a take-over that is sent now; None for no bound."""
+        now = self._loop.time()
+        if self.holding or self.refused or self._was_away(now):
+            return _NEVER
+        return now + min(self._ahead) + self._tolerance if self._ahead else None
+
+    def _was_away(self, now: float) -> bool:
+        return self._unavailable and now - self._answered_at > self._harmless
+
+    def failed(self, error: Exception) -> None:
+        """Note that a take-over failed."""
+        if isinstance(error, ServerUnavailable):
+            self._unavailable = True
+        else:
+            self.refused = True
+
+    def answered(self, sent_at: float, overdue: Overdue) -> None:
+        """Note the answer to a take-over."""
+        now = self._loop.time()
+        if not overdue.belated:
+            self._ahead.append(overdue.now - sent_at)
+        elif not self.holding or self.refused or self._was_away(now):
+            self._ahead.clear()
+            self._until = now + self._wait
+            logger.info("recovery.waits", extra={"seconds": self._wait})
+        self._answered_at, self._unavailable, self.refused = now, False, False

@@ -1,0 +1,58 @@
+"""A handler may fork; the child must end with the handler, and never go on as a copy of the worker.
+
+It shares the sockets and the event loop's poll set with its parent. Whatever it sent or closed there would
+reach the parent's connections.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    import asyncio
+
+pid = os.getpid()
+"""The process this is; known without asking the system for each message."""
+
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The loops in which workers run, and their threads."""
+
+
+def watch(loop: asyncio.AbstractEventLoop) -> None:
+    """Let a child that is forked in this loop, and comes back to it, end there."""
+    _loops[loop] = threading.get_ident()
+
+
+def leave(error: BaseException | None = None) -> None:
+    """End a forked child as a program ends that returns, exits or fails, without any clean-up."""
+    code = 0
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif error.code is not None:
+            print(error.code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _after_fork() -> None:
+    global pid
+    pid = os.getpid()
+    for loop, thread in list(_loops.items()):
+        if thread == threading.get_ident() and loop.is_running():
+            loop.call_soon(leave)
+
+
+os.register_at_fork(after_in_child=_after_fork)
