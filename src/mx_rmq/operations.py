@@ -86,7 +86,7 @@ class Operations(ABC):
         return purged
 
     async def _purge_delayed(self, shard: Shard, topic: str) -> int:
-        reader, start, purged = Reader(shard.store), 0, 0
+        reader, start, purged = Reader(shard.operating), 0, 0
         while ids := await reader.delayed_ids(start, 500):
             own = [id_ for id_, of in zip(ids, await reader.topics_of(ids), strict=True) if of == topic]
             cancelled = (await shard.store.cancel(own)).count(Cancelled.CANCELLED) if own else 0
@@ -96,7 +96,9 @@ class Operations(ABC):
 
     async def audit(self, *, repair: bool = False) -> list[AuditReport]:
         """Check that every message is in exactly one place, one report per shard."""
-        return [await audit(shard.store, repair=repair, lease=self.config.lease) for shard in self._opened()]
+        return [
+            await audit(shard.operating, repair=repair, lease=self.config.lease) for shard in self._opened()
+        ]
 
     def _inspector(self) -> Inspector:
         return Inspector(self._opened())
