@@ -350,8 +350,9 @@ class _Audit:
         """The names of a hash's fields.
 
         A server that knows no NOVALUES (Redis before 7.4) sends the values too. There so few are asked
-        for at a time that a reply is an eighth of what it may be, judged by the fields so far. The order
-        of a hash is random, so those to come are like them.
+        for at a time that a reply is a small part of what it may be, judged by the fields so far: the
+        order of a hash is random, so those to come are like them. A quarter of their number at most, so
+        that large ones which are rare are not met for the first time in a great many.
         """
         cursor: Any = 0
         count = 1
@@ -375,8 +376,8 @@ class _Audit:
                 names = [name for name, _ in pairs]
                 fields += len(pairs)
                 size += sum(len(name) + len(value) for name, value in pairs)
-                fitting = fields * REPLY_BYTES // (8 * size) if size else CHUNK
-                count = max(1, min(2 * count, fitting, CHUNK))
+                fitting = fields * REPLY_BYTES // (32 * size) if size else CHUNK
+                count = max(1, min(fields // 4, fitting, CHUNK))
             for name in names:
                 yield name
             if int(cursor) == 0:
