@@ -204,7 +204,7 @@ class Reader:
     async def dead_labels(self, ids: Sequence[str]) -> list[tuple[bytes | None, bytes | None]]:
         """The topic of each dead message and why it died; both None for one of which nothing is left."""
         names = [id_ + part for part in (":queue", ":error") for id_ in ids]
-        values = [value async for some in self.dead_values(names) for value in some]
+        values = [value async for some in self.values("dlq_payload", names) for value in some]
         labels = list(zip(values[: len(ids)], values[len(ids) :], strict=True))
         bare = [n for n, label in enumerate(labels) if label == (None, None)]
         bodies = await self._lengths("dlq_payload", [ids[n] for n in bare])
@@ -212,11 +212,6 @@ class Reader:
             if length:
                 labels[n] = b"", None
         return labels
-
-    async def dead_values(self, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
-        """Fields of dead messages in their order, as many at a time as fit into a reply."""
-        async for values in self.values("dlq_payload", names):
-            yield values
 
     async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
         """Fields of a hash in their order, as many at a time as fit into a reply."""
