@@ -49,6 +49,8 @@ class Proxy:
         self.commands: list[bytes] = []
         """The name of every command that came through."""
         self.connections = 0
+        self.longest_reply = 0
+        """In bytes, give or take what came with it."""
         self.lost_replies = 0
         self.lost: Counter[str] = Counter()
         """The lost replies by the name of their script."""
@@ -231,10 +233,14 @@ class Proxy:
         flowing: asyncio.Event,
     ) -> None:
         parser, send = hiredis.Reader(notEnoughData=Ellipsis), _Late(writer)
+        size = 0
         while data := await reader.read(1 << 16):
             await flowing.wait()
             parser.feed(data)
+            size += len(data)
             while (reply := parser.gets()) is not Ellipsis:
+                self.longest_reply = max(self.longest_reply, size)
+                size = len(data)  # at most: so much has come of the next one
                 script = asked.popleft()
                 if script and not str(reply).startswith("NOSCRIPT") and self._is_lost(script):
                     if self._stay_away:

@@ -13,9 +13,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.errors import InvalidName, UnreadableMessage
 from mx_rmq.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, check_name, is_name
 from mx_rmq.message import decode_message
+from mx_rmq.reader import REPLY_BYTES, Reader
 from mx_rmq.records import Suspect, Verdict
 
 if TYPE_CHECKING:
@@ -81,6 +84,8 @@ class _Audit:
     def __init__(self, store: Store, *, repair: bool, lease: float) -> None:
         self._store = store
         self._keys = store.keys
+        self._names_only = True
+        """Whether HSCAN is asked to leave the values out, as far as is known."""
         self._repair = repair
         self._lease = lease
         self._report = AuditReport()
@@ -154,7 +159,7 @@ class _Audit:
         unseen: list[Suspect] = []
         claimable: Counter[str] = Counter()
         async for suspects in self._chunks(self._stored("payload")):
-            for suspect, verdict in await self._judge(suspects):
+            for suspect, verdict in await self._judge(await self._with_topics("payload", suspects)):
                 if verdict.place == "none":
                     continue
                 self._report.places[verdict.place] += 1
@@ -208,7 +213,7 @@ class _Audit:
 
     async def _check_dead(self) -> None:
         async for chunk in self._chunks(self._stored("dlq_payload")):
-            for _, verdict in await self._judge(chunk):
+            for _, verdict in await self._judge(await self._with_topics("dlq_payload", chunk)):
                 if verdict.place == "dead":
                     self._report.places["dead"] += 1
                     self._dead[verdict.topic] += 1
@@ -283,21 +288,37 @@ class _Audit:
         seen: set[bytes] = set()
         loose: set[bytes] = set()
         key = self._keys.of_queue(part)
-        async for name, value in self._pairs("HSCAN", key):
+        async for name in self._fields(key):
             id_, colon, rest = name.partition(b":")
             if not is_name(id_) or (colon and rest not in FIELDS):
-                await self._set_aside(key, name, value)
+                await self._set_aside(key, name)
             elif rest:
                 loose.add(id_)
             elif id_ not in seen:
                 seen.add(id_)
-                yield Suspect(id_, fallback=_topic_of(value))
+                yield Suspect(id_)
         for id_ in loose - seen:
             yield Suspect(id_)
 
-    async def _set_aside(self, key: str, name: bytes, value: bytes) -> None:
+    async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
+        """The same, with the topic that its body names for each that has no topic of its own."""
+        ids = [_shown(suspect.id) for suspect in suspects]
+        topics = await self._command("HMGET", self._keys.of_queue(part), *(f"{id_}:queue" for id_ in ids))
+        lost = [n for n, topic in enumerate(topics) if topic is None or not is_name(topic)]
+        bodies = [
+            _topic_of(body)
+            async for some in Reader(self._store).values(part, [ids[n] for n in lost])
+            for body in some
+        ]
+        known = dict(zip(lost, bodies, strict=True))
+        return [
+            suspect._replace(fallback=known[n]) if n in known else suspect
+            for n, suspect in enumerate(suspects)
+        ]
+
+    async def _set_aside(self, key: str, name: bytes) -> None:
         """A field that is no message's is somebody else's; it is kept where it is in nobody's way."""
-        if self._repair:
+        if self._repair and (value := await self._command("HGET", key, name)) is not None:
             await self._command("HSET", f"{key}:foreign", name, value)
             await self._command("HDEL", key, name)
         self._add("foreign-field", _shown(name), detail=f"in {key}")
@@ -320,12 +341,45 @@ class _Audit:
         cursor: Any = 0
         while True:
             cursor, items = await self._command(command, key, cursor, "COUNT", CHUNK)
-            if isinstance(items, dict):
-                items = list(items.items())
-            elif items and not isinstance(items[0], tuple | list):
-                items = list(zip(items[::2], items[1::2], strict=True))
-            for name, value in items:
+            for name, value in _paired(items):
                 yield name, value
+            if int(cursor) == 0:
+                return
+
+    async def _fields(self, key: str) -> AsyncIterator[bytes]:
+        """The names of a hash's fields.
+
+        A server that knows no NOVALUES (Redis before 7.4) sends the values too. There so few are asked
+        for at a time that a reply is a small part of what it may be, judged by the fields so far: the
+        order of a hash is random, so those to come are like them. A quarter of their number at most, so
+        that large ones which are rare are not met for the first time in a great many.
+        """
+        cursor: Any = 0
+        count = 1
+        fields = size = 0
+        while True:
+            if self._names_only:
+                try:
+                    reply = await self._command("HSCAN", key, cursor, "COUNT", CHUNK, "NOVALUES")
+                except ResponseError as error:
+                    if "syntax" not in str(error):
+                        raise
+                    self._names_only = False
+                    continue
+                if isinstance(reply[1], dict):  # a client that pairs whatever comes
+                    self._names_only = False
+                    continue
+                cursor, names = reply
+            else:
+                cursor, items = await self._command("HSCAN", key, cursor, "COUNT", count)
+                pairs = _paired(items)
+                names = [name for name, _ in pairs]
+                fields += len(pairs)
+                size += sum(len(name) + len(value) for name, value in pairs)
+                fitting = fields * REPLY_BYTES // (32 * size) if size else CHUNK
+                count = max(1, min(fields // 4, fitting, CHUNK))
+            for name in names:
+                yield name
             if int(cursor) == 0:
                 return
 
@@ -341,14 +395,23 @@ class _Audit:
             yield chunk
 
 
+def _paired(items: Any) -> list[tuple[bytes, Any]]:
+    """The pairs of a reply, whether the connection has paired them or not."""
+    if isinstance(items, dict):
+        return list(items.items())
+    if items and not isinstance(items[0], tuple | list):
+        return list(zip(items[::2], items[1::2], strict=True))
+    return list(items)
+
+
 def _shown(name: str | bytes) -> str:
     """A name for people; it may be anybody's bytes."""
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
-def _topic_of(body: bytes) -> str:
+def _topic_of(body: bytes | None) -> str:
     """The topic a stored message names, for one whose own topic field is lost."""
     try:
-        return check_name("topic", decode_message(body).topic)
+        return check_name("topic", decode_message(body or b"").topic)
     except (UnreadableMessage, InvalidName):
         return "unknown"

@@ -11,8 +11,8 @@ import msgspec
 from mx_rmq.config import MOST_SECONDS, Durability, check_durability
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.ids import new_id
-from mx_rmq.keys import LANES, Lane, check_name, shown
-from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
+from mx_rmq.keys import LANES, Lane, check_name, plain, shown
+from mx_rmq.message import FORMAT, Encoded, Message, encode_message, encode_payload
 from mx_rmq.records import NewMessage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
             v=FORMAT,
             id=id_,
             topic=self.topic,
-            payload=payload if isinstance(payload, msgspec.Raw) else encode_payload(payload),
+            payload=payload.raw if type(payload) is Encoded else encode_payload(payload),
             priority=self.priority,
             headers=self.headers,
             created_at=time.time_ns() // 1_000_000 / 1000,
@@ -83,6 +83,8 @@ def draft(
         check_name("topic", topic)
     if priority not in LANES:
         raise ConfigError(f"priority is {shown(priority)}, but wants 'high', 'normal' or 'low'")
+    if type(priority) is not str:
+        priority = LANES[LANES.index(priority)]
     if delay != 0 and not _is_duration(delay):
         raise ConfigError(f"delay is {shown(delay)}, but wants seconds")
     lifetime = config.ttl
@@ -97,9 +99,9 @@ def draft(
     else:
         check_durability(durability)
     if message_id is not None:
-        check_name("message id", message_id)
+        message_id = check_name("message id", message_id)
     copied = {} if headers is None else _checked_headers(headers)
-    return Draft(topic, message_id, priority, copied, lifetime, dedup_for or None, delay, durability)
+    return Draft(plain(topic), message_id, priority, copied, lifetime, dedup_for or None, delay, durability)
 
 
 def refuse_one_id(options: Mapping[str, Any]) -> None:

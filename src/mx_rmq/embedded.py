@@ -7,6 +7,9 @@ its holder ends:
 * the server process holds ``server.lock``, inherited from whoever started it. The lock is free exactly when
   there is no server, so two servers can never write one append-only file.
 
+Message bodies are in the server's files, so none of these is readable by others, whatever the umask of who
+starts it and whoever may look into the directory.
+
 A keeper process is the server's parent. It waits for ``users.lock`` exclusively, gets it when nobody is left,
 and stops the server. A private server is the same thing in a temporary directory that only its user knows.
 """
@@ -19,8 +22,10 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -36,6 +41,7 @@ _SOCKET_BYTES = 103  # what macOS leaves of sun_path; Linux has four more
 _GRACE = 10.0  # for the last flush; a kill after it loses nothing acknowledged: that was written before
 _PRIVATE_GRACE = 1.0  # nothing to flush
 _PATIENCE = 0.5  # for one answer to PING
+_OWN_FILES = ("server.*", "users.lock", "*.aof", "*.rdb", "appendonlydir", "appendonlydir/*")
 _SETTINGS = {
     "--port": "0",  # no network at all
     "--unixsocketperm": "700",
@@ -222,7 +228,8 @@ class EmbeddedServer:
         appendonly = "no" if self._private else "yes"
         settings = _SETTINGS | {"--dir": self._home, "--unixsocket": address, "--appendonly": appendonly}
         server = [str(binary), *(str(part) for item in settings.items() for part in item), *options]
-        with (self._home / "server.log").open("wb") as log:
+        log_file = os.open(self._home / "server.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(log_file, "wb") as log:
             subprocess.run(
                 keeper + server,
                 stdin=subprocess.DEVNULL,
@@ -231,6 +238,7 @@ class EmbeddedServer:
                 cwd="/",
                 pass_fds=[lock.fd],
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C and hangup
+                umask=0o077,  # of the keeper and the server
                 check=False,  # whatever goes wrong in there lets go of the lock and is in the log
             )
 
@@ -293,13 +301,29 @@ def _own_directory(path: Path) -> Path:
     if home.exists() and not home.is_dir():
         raise EmbeddedServerError(f"{home} is a file; an embedded server needs a directory of its own")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    owner = home.stat().st_uid
-    if owner != os.geteuid():
+    facts = home.stat()
+    if facts.st_uid != os.geteuid():
         raise EmbeddedServerError(
-            f"{home} belongs to user {owner}, this process runs as user {os.geteuid()}; "
+            f"{home} belongs to user {facts.st_uid}, this process runs as user {os.geteuid()}; "
             "run as its owner or give the embedded server a directory you own"
         )
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EmbeddedServerError(
+            f"{home} may be written to by others (mode {stat.S_IMODE(facts.st_mode):04o}), who could put "
+            f"files of their own in the place of the server's; run: chmod go-w {shlex.quote(str(home))}"
+        )
+    _tighten(home)
     return home
+
+
+def _tighten(home: Path) -> None:
+    """Take the rights of others from the files of an earlier start."""
+    for pattern in _OWN_FILES:
+        for file in home.glob(pattern):
+            with suppress(FileNotFoundError):  # a running server replaces its files
+                mode = file.lstat().st_mode
+                if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    file.chmod(mode & 0o700)
 
 
 def _scratch_directory() -> Path:

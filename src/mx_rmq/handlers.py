@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mx_rmq.errors import ConfigError
 from mx_rmq.keys import check_name
+from mx_rmq.message import Encoded
 from mx_rmq.payloads import payload_type_of
 from mx_rmq.retry import Retry
 
@@ -88,7 +89,7 @@ class Handler(Generic[P]):
     def _accepted(self, payload: P) -> Any:
         """A payload that the handler will accept; encoded, unless middleware wants to see it."""
         encoded = self.payload_type.encode(payload)
-        return payload if self._queue.has_produce_middleware else encoded
+        return payload if self._queue.has_produce_middleware else Encoded(encoded)
 
     def __repr__(self) -> str:
         return f"<Handler {self.__name__} of topic {self.topic!r}>"

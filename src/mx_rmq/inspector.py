@@ -51,7 +51,7 @@ class Inspector:
     async def get(self, id_: str) -> MessageFacts:
         """Everything known of a message; its state is ``gone`` if there is none."""
         for shard in self._shards:
-            live = await Reader(shard.store).message(id_)
+            live = await Reader(shard.operating).message(id_)
             if live is not None:
                 return _facts_of(id_, live)
         try:
@@ -72,7 +72,7 @@ class Inspector:
         """How the queue stands, topic by topic."""
         total = Counts()
         for shard in self._shards:
-            counts = await Reader(shard.store).counts()
+            counts = await Reader(shard.operating).counts()
             topics = dict(total.topics)
             for topic, own in counts.topics.items():
                 topics[topic] = _sum(topics.get(topic, TopicCounts()), own)
@@ -83,7 +83,7 @@ class Inspector:
         """The workers that have lately said that they live."""
         found: dict[str, WorkerFacts] = {}
         for shard in self._shards:
-            found |= {worker.name: worker for worker in await Reader(shard.store).workers()}
+            found |= {worker.name: worker for worker in await Reader(shard.operating).workers()}
         return sorted(found.values(), key=lambda worker: worker.name)
 
     async def explain(self, id_: str) -> str:
@@ -116,7 +116,7 @@ class Inspector:
         if await self._is_over(facts.expires_at):
             return f"its lifetime ended at {_when(facts.expires_at)}; {await self._mover()}"
         for shard in self._shards:
-            if await Reader(shard.store).paused(facts.topic):
+            if await Reader(shard.operating).paused(facts.topic):
                 return "the topic is paused; resume it with queue.resume()"
         workers = await self.workers()
         serving = [worker for worker in workers if facts.topic in worker.topics]
@@ -131,7 +131,7 @@ class Inspector:
 
     async def _is_over(self, instant: float | None) -> bool:
         """Whether an instant has passed by the server's clock."""
-        return instant is not None and instant <= await Reader(self._shards[0].store).time()
+        return instant is not None and instant <= await Reader(self._shards[0].operating).time()
 
     async def _mover(self) -> str:
         """Who will move a message on whose time has come: any worker, whatever it serves."""

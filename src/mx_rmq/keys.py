@@ -54,14 +54,19 @@ def is_name(value: str | bytes) -> bool:
 
 
 def check_name(what: str, value: object) -> str:
-    """Return *value* if it may name a *what* ("topic", "message id", …).
+    """Return *value*, as a plain string, if it may name a *what* ("topic", "message id", …).
 
     Raises:
         InvalidName: it is no string of 1 to 128 letters, digits and ``_ . -``.
     """
     if isinstance(value, str) and _NAME.fullmatch(value):
-        return value
+        return plain(value)
     raise InvalidName(f"{shown(value)} cannot name a {what}: use 1 to 128 letters, digits and _ . - only")
+
+
+def plain(text: str) -> str:
+    """The same text without a subclass: a receipt, or a member of an enum, which formats as its name."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def shown(value: object) -> str:
@@ -98,7 +103,7 @@ class Keys:
 
     def of_topic(self, topic: str, part: str) -> str:
         """The key of a part every topic has, such as ``pending:high``."""
-        return f"{self.prefix}{topic}:{part}"
+        return self.prefix + topic + ":" + part  # added, since a member of an enum formats as its name
 
     def of_call(self, producer: str) -> str:
         """The key that remembers the last call of a producer."""

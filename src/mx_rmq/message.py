@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import inspect
 
 from mx_rmq.errors import InvalidPayload, UnreadableMessage
-from mx_rmq.keys import Lane, shown
+from mx_rmq.keys import Lane, plain, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,8 +97,22 @@ class Death(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The class of the error, by which dead messages are grouped."""
 
 
-_encoder = msgspec.json.Encoder()
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """A payload that ``encode_payload`` has checked; a ``msgspec.Raw`` could be anybody's bytes."""
+
+    raw: msgspec.Raw
+
+
+def _as_plain(value: Any) -> str:
+    """What msgspec asks for a type it does not know: only subclasses of str are written all the same."""
+    if isinstance(value, str):
+        return plain(value)
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_as_plain)
 _plain_decoder = msgspec.json.Decoder()
+_value_decoder = msgspec.json.Decoder(msgspec.Raw)
 _message_decoder = msgspec.json.Decoder(Message)
 _death_decoder = msgspec.json.Decoder(Death)
 
@@ -141,7 +157,8 @@ def encode_payload(payload: Any) -> msgspec.Raw:
 
     Plain JSON values, dataclasses, ``msgspec.Struct`` and pydantic models (by their
     ``model_dump_json``) are taken. The fields of a typed payload may be anything msgspec restores by
-    their type (dates, sets, …); in plain values such things would come back as something else.
+    their type (dates, sets, …); in plain values such things would come back as something else. A
+    subclass of str is stored as the string it is. A ``msgspec.Raw`` must hold one JSON value.
 
     Raises:
         InvalidPayload: names the value that JSON would rewrite or cannot hold, and where it is.
@@ -171,12 +188,56 @@ def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
     if len(encoded) > 2 * _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
         # How deep Python could read it would depend on who reads.
         return "", f"is nested more than {_DEPTH_LIMIT} deep"
-    kind = type(payload)
+    kind: Any = type(payload)
+    if kind is msgspec.Raw:
+        return _unsound(payload)
     if kind is not dict and (issubclass(kind, msgspec.Struct) or hasattr(kind, "__dataclass_fields__")):
-        return _not_a_number(payload) if b"null" in encoded else None  # null is how NaN is written
+        raw = _raw_in(kind)
+        if b"null" in encoded or raw == "said":  # null is how NaN is written
+            return _unsound(payload)
+        return _not_one_value(_value_decoder, encoded) if raw == "possible" else None
     if _plain_decoder.decode(encoded) == payload:
         return None
     return _rewritten(payload) or ("", "does not come back equal from JSON; send plain values")
+
+
+@lru_cache(maxsize=1024)
+def _raw_in(kind: type) -> Literal["said", "possible", "no"]:
+    """Whether the fields of a class may hold a ``msgspec.Raw``.
+
+    It is written as it is, so it could end the payload and go on with the envelope.
+    """
+    try:
+        inside = _types_in(inspect.type_info(kind), {})
+    except Exception:  # a class that msgspec writes but cannot explain
+        return "possible"
+    if any(isinstance(each, inspect.RawType) for each in inside):
+        return "said"
+    return (
+        "possible" if any(isinstance(each, inspect.AnyType | inspect.CustomType) for each in inside) else "no"
+    )
+
+
+def _not_one_value(
+    decoder: msgspec.json.Decoder[Any], encoded: bytes | msgspec.Raw
+) -> tuple[str, str] | None:
+    try:
+        decoder.decode(encoded)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        return "", f"has a msgspec.Raw that is not one JSON value: {error}"
+    return None
+
+
+def _types_in(info: Any, seen: dict[int, Any]) -> Iterable[Any]:
+    """A type and all that its fields and items may be, each once."""
+    if isinstance(info, tuple):
+        for each in info:
+            _types_in(each, seen)
+    elif isinstance(info, inspect.Type | inspect.Field) and id(info) not in seen:
+        seen[id(info)] = info
+        for name in info.__struct_fields__:
+            _types_in(getattr(info, name), seen)
+    return seen.values()
 
 
 def _depth(encoded: bytes) -> int:
@@ -202,7 +263,7 @@ def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
         if value.bit_length() < _INTEGER_BITS:
             return None
         return "", "is an integer of thousands of digits; send it as a string"
-    if kind is str:
+    if issubclass(kind, str):
         if value.isascii() or _encodable(value):
             return None
         return "", "has half a character (a lone surrogate), which UTF-8 cannot hold"
@@ -216,7 +277,7 @@ def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
         return "", f"is nested more than {_DEPTH_LIMIT} deep"
     if kind is dict:
         for key, item in value.items():
-            if type(key) is not str:
+            if not isinstance(key, str):
                 return "", f"has the key {shown(key)}, but JSON keys are strings; write '{shown(key)}'"
             if not _encodable(key):
                 return "", f"has the key {shown(key)} with half a character (a lone surrogate)"
@@ -242,9 +303,11 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _not_a_number(value: Any) -> tuple[str, str] | None:
-    """Where a typed payload has the one value that msgspec rewrites silently, or None."""
+def _unsound(value: Any) -> tuple[str, str] | None:
+    """Where a typed payload has what msgspec writes without a look: a NaN as null, a Raw as it is."""
     items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, msgspec.Raw):
+        return _not_one_value(_plain_decoder, value)
     if isinstance(value, float) and not isfinite(value):
         return "", f"is {value}, which JSON has no word for; send None or a string"
     if isinstance(value, dict):
@@ -256,6 +319,6 @@ def _not_a_number(value: Any) -> tuple[str, str] | None:
     elif hasattr(type(value), "__dataclass_fields__"):
         items = ((f".{name}", getattr(value, name)) for name in value.__dataclass_fields__)
     for step, item in items:
-        if problem := _not_a_number(item):
+        if problem := _unsound(item):
             return step + problem[0], problem[1]
     return None

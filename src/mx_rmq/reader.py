@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,12 +12,16 @@ from redis.exceptions import ResponseError
 from mx_rmq.keys import PENDING, is_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from mx_rmq.store import Commands, Store
 
 SILENCE: Final = 30.0
 """Seconds after which a worker that has not said that it lives does not count as living."""
+
+REPLY_BYTES: Final = 4_000_000
+"""The longest reply that is asked for, unless a single body is longer: while the server writes one and
+while it is read, others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class Reader:
 
         Its body is read last, so that it is never older than the place the message was seen in.
         """
-        (topic,) = await self._read("HMGET", "payload", f"{id_}:queue")
+        (topic,) = await self._read("HMGET", "payload", id_ + ":queue")
         lease = None
         if topic is not None:
             lease = await self._command("HGET", self._keys.of_topic(_text(topic), "processing"), id_)
@@ -192,16 +197,40 @@ class Reader:
         rows = await self._read("ZRANGE", "dlq", start, start + count - 1, "REV", "WITHSCORES")
         return [(_text(id_), float(score) / 1000) for id_, score in _rows(rows)]
 
-    async def died_at(self, id_: str) -> float | None:
-        """When a message died, None if it has not."""
-        return _seconds(await self._read("ZSCORE", "dlq", id_))
+    async def died_at(self, ids: Sequence[str]) -> list[float | None]:
+        """When messages died, None for one that has not."""
+        return [_seconds(score) for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
 
-    async def dead_fields(self, ids: Sequence[str], part: str) -> list[bytes | None]:
-        """One field of many dead messages: ``""`` the body, ``":queue"`` the topic, ``":error"`` why."""
-        if not ids:
-            return []
-        fields: list[bytes | None] = await self._read("HMGET", "dlq_payload", *(id_ + part for id_ in ids))
-        return fields
+    async def dead_labels(self, ids: Sequence[str]) -> list[tuple[bytes | None, bytes | None]]:
+        """The topic of each dead message and why it died; both None for one of which nothing is left."""
+        names = [id_ + part for part in (":queue", ":error") for id_ in ids]
+        values = [value async for some in self.values("dlq_payload", names) for value in some]
+        labels = list(zip(values[: len(ids)], values[len(ids) :], strict=True))
+        bare = [n for n, label in enumerate(labels) if label == (None, None)]
+        bodies = await self._lengths("dlq_payload", [ids[n] for n in bare])
+        for n, length in zip(bare, bodies, strict=True):
+            if length:
+                labels[n] = b"", None
+        return labels
+
+    async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
+        """Fields of a hash in their order, as many at a time as fit into a reply."""
+        some: list[str] = []
+        size = 0
+        for name, length in zip(names, await self._lengths(part, names), strict=True):
+            if some and size + length > REPLY_BYTES:
+                yield await self._read("HMGET", part, *some)
+                some, size = [], 0
+            some.append(name)
+            size += length + _FRAME
+        if some:
+            yield await self._read("HMGET", part, *some)
+
+    async def _lengths(self, part: str, names: Sequence[str]) -> list[int]:
+        """How long fields of a hash are, 0 for one that is not there; asked in a row, answered in a row."""
+        key = self._keys.of_queue(part)
+        asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
+        return list(await asyncio.gather(*asked))
 
     async def delayed_ids(self, start: int, count: int) -> list[str]:
         """Ids of delayed messages, the next one due first."""
@@ -224,6 +253,10 @@ class Reader:
 
     async def _read(self, command: str, part: str, *args: Any) -> Any:
         return await self._commands.execute_command(command, self._keys.of_queue(part), *args)
+
+
+_FRAME: Final = 16
+"""What a value costs in a reply beside its bytes."""
 
 
 def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:

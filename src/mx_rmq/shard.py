@@ -52,6 +52,10 @@ class Shard:
         self.keys = Keys(config.name, number)
         self.link = Link(url, timeout=config.socket_timeout)
         self.store = Store(self.link, self.keys, max_bytes=config.max_bytes)
+        self._operators = Link(url, timeout=config.socket_timeout)
+        self.operating = Store(self._operators, self.keys, max_bytes=config.max_bytes)
+        """For what operators read and do: a long reply on its connection holds up nothing else. It is
+        opened when it is first used."""
         self.held: set[Job] = set()
         """What the worker holds a lease on; read by the lease keeper's thread."""
         self.present_until = inf
@@ -99,6 +103,7 @@ class Shard:
     async def close(self) -> None:
         """Close the connection for good: a handler that outlives its worker must not open it again."""
         await self.link.close(for_good=True)
+        await self._operators.close(for_good=True)
         await self._waiting.close()
 
 

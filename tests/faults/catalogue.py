@@ -6,6 +6,7 @@ from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
 from tests.faults.fuzz import fuzz
+from tests.faults.large_bodies import large_bodies
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
@@ -52,5 +53,6 @@ FAULTS: dict[str, Fault] = {
     "strange-data": strange_data,
     "fuzz": fuzz,
     "million": million,
+    "large-bodies": large_bodies,
     "soak": soak,
 }

@@ -189,3 +189,25 @@ async def test_middleware_sees_the_payload_itself(queue: RedisMessageQueue, redi
     facts = await queue.get(receipt)
     assert facts.message is not None
     assert on_order.payload_type.decode(facts.message.payload) == Order("A1", 1.0)
+
+
+async def test_raw_bytes_cannot_rewrite_the_envelope(queue: RedisMessageQueue, redis: Redis) -> None:
+    """What a handler's own ``produce`` encoded passes unchecked, and nothing else does."""
+
+    @queue.handler("anything")
+    async def on_anything(value: Any) -> None: ...
+
+    forged = msgspec.Raw(b'1,"id":"x","topic":"y"')
+    refused = r"payload has a msgspec\.Raw that is not one JSON value: .*trailing"
+    with pytest.raises(InvalidPayload, match=refused):
+        await queue.produce("anything", forged)
+    with pytest.raises(InvalidPayload, match=refused):
+        queue.sync.produce("anything", forged)
+    with pytest.raises(InvalidPayload, match=refused):
+        await on_anything.produce(forged)
+    assert await all_keys(redis) == []
+    receipt = await queue.produce("anything", msgspec.Raw(b'{"a": 1}'))
+    facts = await queue.get(receipt)
+    assert facts.message is not None
+    assert facts.message.id == receipt
+    assert bytes(facts.message.payload) == b'{"a": 1}'

@@ -331,6 +331,70 @@ def test_a_persistent_server_writes_an_append_only_file_and_evicts_nothing(path:
         assert record == {"pid": server.pid, "socket": str(server.socket), "binary": str(find_binary())}
 
 
+def modes(path: Path) -> dict[str, int]:
+    """The rights of everything in a directory, but for its socket."""
+    return {
+        str(file.relative_to(path)): file.lstat().st_mode & 0o777
+        for file in path.rglob("*")
+        if not file.is_socket()
+    }
+
+
+def test_others_read_none_of_its_files_whatever_the_umask_and_the_directory(path: Path) -> None:
+    """Bodies of messages are in them."""
+    path.mkdir()
+    path.chmod(0o755)
+    umask = os.umask(0)
+    try:
+        server = EmbeddedServer.open(path)
+    finally:
+        os.umask(umask)
+    with server, client(server.socket) as connection:
+
+        def idle(work: str) -> bool:
+            facts: Any = connection.info("persistence")
+            return not facts[work]
+
+        connection.set("secret", "body")
+        connection.bgrewriteaof()
+        eventually(lambda: idle("aof_rewrite_in_progress"), "the file is rewritten")
+        connection.bgsave()
+        eventually(lambda: idle("rdb_bgsave_in_progress"), "a snapshot is written")
+        found = modes(path)
+    assert {"appendonlydir", "dump.rdb", "server.log", "server.json", "server.lock", "users.lock"} <= set(
+        found
+    )
+    assert any(name.endswith(".aof") for name in found)
+    assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
+    assert path.stat().st_mode & 0o777 == 0o755
+
+
+def test_files_of_an_earlier_start_are_closed_to_others(path: Path) -> None:
+    with EmbeddedServer.open(path) as server, client(server.socket) as connection:
+        connection.set("secret", "body")
+    (path / "notes.txt").write_text("not the server's")
+    for file in [path, *path.rglob("*")]:
+        file.chmod(0o755 if file.is_dir() else 0o644)
+    with EmbeddedServer.open(path) as server, client(server.socket) as connection:
+        assert connection.get("secret") == b"body"
+        found = modes(path)
+    assert found.pop("notes.txt") == 0o644
+    assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o757, 0o770, 0o722])
+def test_a_directory_others_may_write_to_is_refused(path: Path, mode: int) -> None:
+    """They could put files of theirs in the place of the server's, its lock among them."""
+    path.mkdir()
+    path.chmod(mode)
+    message = failure(path)
+    assert f"may be written to by others (mode {mode:04o})" in message
+    assert f"chmod go-w {path}" in message
+    assert list(path.iterdir()) == []
+    path.chmod(0o755)
+    EmbeddedServer.open(path).close()
+
+
 def test_data_survives_close_and_reopen(path: Path) -> None:
     for round_ in range(3):
         with EmbeddedServer.open(path) as server, client(server.socket) as connection:
@@ -499,7 +563,7 @@ def test_a_disk_that_takes_nothing_more_is_an_error(path: Path, start: Start) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root; the limit above stands in for it")
 def test_a_full_disk_is_named(path: Path) -> None:
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", path], check=True)
     try:
         (path / "ballast").write_bytes(bytes(64 * 1024))
         message = failure(path)

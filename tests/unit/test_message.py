@@ -465,3 +465,54 @@ def test_a_death_that_cannot_be_read_is_shown_as_it_is(stored: bytes | None) -> 
 
 def test_a_death_nested_without_end_is_shown_as_it_is() -> None:
     assert decode_death(b"[" * 100_000) == Death(reason="unknown", error="[" * 500)
+
+
+# -- raw payloads
+
+
+class Wrapped(msgspec.Struct):
+    raw: msgspec.Raw
+    note: str = ""
+
+
+@dataclass
+class Anything:
+    it: Any
+
+
+BROKEN = [
+    b'1,"id":"x"',
+    b'1},"id":"x"',
+    b"1 2",
+    b"",
+    b"[1,]",
+    b"nul",
+    b'"\xff"',
+    b'"\\ud800"',
+    b"1e999",
+    b"[" * 300 + b"]" * 300,
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_raw_payload_that_is_not_one_value_is_refused(broken: bytes) -> None:
+    """It would be written as it is, and could go on with the envelope."""
+    with pytest.raises(InvalidPayload):
+        encode_payload(msgspec.Raw(broken))
+    with pytest.raises(InvalidPayload):
+        encode_payload(Wrapped(msgspec.Raw(broken)))
+
+
+@pytest.mark.parametrize("broken", [*BROKEN[1:3], *BROKEN[4:6]])
+def test_nor_can_one_in_a_field_of_any_type_leave_the_payload(broken: bytes) -> None:
+    with pytest.raises(InvalidPayload):
+        encode_payload(Anything(msgspec.Raw(broken)))
+    with pytest.raises(InvalidPayload):
+        encode_payload(Anything({"deep": [msgspec.Raw(broken)]}))
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [1, {"a": "ä"}], {"a": [1.5, True]}])
+def test_a_raw_payload_that_is_one_value_is_that_value(value: Any) -> None:
+    raw = msgspec.Raw(b" " + json.dumps(value).encode() + b" ")
+    assert through_the_server(raw) == value
+    assert through_the_server(Wrapped(raw)) == {"raw": value, "note": ""}

@@ -1,0 +1,169 @@
+"""The rights that the guide names are all that is needed, for each of those it names them for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from mx_rmq import Dead, RedisMessageQueue
+from tests.harness import command
+from tests.worker.helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redis.asyncio import Redis
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def documented() -> list[tuple[str, list[str]]]:
+    """Every user of the guide with its rules, in the order of the guide."""
+    text = re.sub(r"\\\n\s*", "", GUIDE.read_text())
+    return [
+        (user, rules.split()) for user, rules in re.findall(r"^ACL SETUSER (\w+) (.+)$", text, re.MULTILINE)
+    ]
+
+
+BASE, WORKER, OPERATOR = (rules for _, rules in documented())
+
+
+@pytest.fixture
+async def user(redis: Redis) -> AsyncIterator[str]:
+    """The guide's user, who may do nothing yet."""
+    names = {name for name, _ in documented()}
+    assert names == {"shop"}
+    await command(redis, "ACL", "SETUSER", "shop", "reset")
+    await command(redis, "ACL", "LOG", "RESET")
+    yield "shop"
+    await command(redis, "ACL", "DELUSER", "shop")
+
+
+async def refused(redis: Redis) -> set[str]:
+    """What the user was refused; redis-py introduces itself and does without if it may not."""
+    log = await command(redis, "ACL", "LOG")
+    entries = [
+        entry if isinstance(entry, dict) else dict(zip(*[iter(entry)] * 2, strict=True)) for entry in log
+    ]
+    return {_text(_field(entry, "object")) for entry in entries} - {"client|setinfo"}
+
+
+def _field(entry: dict[Any, Any], name: str) -> Any:
+    return entry.get(name, entry.get(name.encode()))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def at(tcp: str) -> str:
+    return tcp.replace("redis://", "redis://shop:secret@") + "/1"
+
+
+async def work(mq: RedisMessageQueue) -> None:
+    """Producers and a worker: every end a message may have."""
+    seen: list[str] = []
+
+    @mq.handler("orders")
+    async def on_order(order: dict[str, str]) -> None:
+        seen.append(order["id"])
+        if order["id"] == "dead":
+            raise Dead("no")
+
+    await mq.start()
+    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", "dedup_for": 60}]
+    for n, options in enumerate(several):
+        await mq.produce("orders", {"id": f"m{n}"}, **options)
+    await mq.produce_many("orders", [{"id": "many"}])
+    mq.sync.produce("orders", {"id": "sync"})
+    await mq.produce("orders", {"id": "dead"}, message_id="dead")
+    await mq.produce("orders", {"id": "dead"}, message_id="dead2")
+    await eventually(lambda: len(seen) == 7)
+    await mq.stop()
+
+
+async def test_producers_and_workers_need_the_first_line(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE)
+    async with RedisMessageQueue(at(tcp), name="shop", recovery_grace=None) as mq:
+        await work(mq)
+    assert await refused(redis) <= {"info", "client|id", "hgetall"}  # by the check, which says so
+
+
+async def test_recovery_by_connection_needs_the_second(
+    redis: Redis, user: str, tcp: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER)
+    async with RedisMessageQueue(at(tcp), name="shop") as mq:
+        await work(mq)
+    assert await refused(redis) == set()
+    assert "recovery.by_lease" not in caplog.messages
+    assert "server.not_checked" not in caplog.messages
+
+
+async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER, *OPERATOR)
+    async with RedisMessageQueue(at(tcp), name="shop") as mq:
+        await work(mq)
+    await command(
+        redis, "ACL", "SETUSER", user, "-@all", *(rule for rule in BASE if rule[0] == "+"), *OPERATOR
+    )
+    async with RedisMessageQueue(at(tcp), name="shop", check="off") as mq:
+        assert (await mq.counts()).dead == 2
+        await mq.workers()
+        assert len((await mq.dlq.list(topic="orders")).letters) == 2
+        assert await mq.dlq.groups() == {("orders", "Dead"): 2}
+        assert (await mq.get("dead")).state == "dead"
+        assert await mq.dlq.replay("dead", payload={"id": "again"}) == 1
+        assert await mq.dlq.replay_all(error="rejected") == 1
+        assert "no live worker" in await mq.explain("dead")
+        await mq.pause("orders")
+        await mq.resume("orders")
+        assert await mq.cancel("dead")
+        await mq.produce("orders", 1, delay=60)
+        assert await mq.purge("orders") == 2
+        for repair in (False, True):
+            (report,) = await mq.audit(repair=repair)
+            assert report.findings == []
+        assert await mq.dlq.purge(topic="orders") == 0
+        assert await mq.dlq.trim(max_age=60, max_count=5) == 0
+        assert await mq.dlq.delete("dead") == 0
+        await damage(mq, redis)
+        (report,) = await mq.audit(repair=True)
+        assert {finding.kind for finding in report.findings} >= {"wrong-type", "foreign-field"}
+    assert await refused(redis) == set()
+
+
+async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
+    """Something of everything that a repair mends."""
+    await mq.produce("orders", 1, message_id="stray")
+    script = """
+        redis.call('SELECT', 1)
+        redis.call('HSET', 'mx-rmq:{shop}:payload', 'not ours', 'x')
+        redis.call('DEL', 'mx-rmq:{shop}:orders:pending')
+        redis.call('SET', 'mx-rmq:{shop}:orders:wake', 'wrong')
+    """
+    await command(redis, "EVAL", script, 0)
+
+
+@pytest.mark.parametrize(
+    "right", ["+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+rename"]
+)
+async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
+    rules = [rule for rule in OPERATOR if rule != right]
+    assert len(rules) == len(OPERATOR) - 1
+    await command(redis, "ACL", "SETUSER", user, *BASE, *rules)
+    async with RedisMessageQueue(at(tcp), name="shop", check="off") as mq:
+        await work(mq)
+        await damage(mq, redis)
+
+        async def operate() -> None:
+            await mq.counts()
+            await mq.dlq.list()
+            await mq.audit(repair=True)
+
+        with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):
+            await operate()
