@@ -5,8 +5,11 @@ from __future__ import annotations
 from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
+from tests.faults.computing_threads import computing_threads
 from tests.faults.fuzz import fuzz
+from tests.faults.hung_loop import hung_loop, slow_neighbour
 from tests.faults.large_bodies import large_bodies
+from tests.faults.long_outage import disk_full, long_outage
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
@@ -54,5 +57,10 @@ FAULTS: dict[str, Fault] = {
     "fuzz": fuzz,
     "million": million,
     "large-bodies": large_bodies,
+    "hung-loop": hung_loop,
+    "slow-neighbour": slow_neighbour,
+    "disk-full": disk_full,
+    "computing-threads": computing_threads,
+    "long-outage": long_outage,
     "soak": soak,
 }

@@ -20,7 +20,7 @@ class Event(NamedTuple):
 
     what: str
     """tried | acked | start | end | failed | done | refused | retried | dead | taken | promoted; vitals, with
-    figures for a token"""
+    figures for a token; blamed, a start that is not the first attempt, with its number for a token"""
     id: str
     token: str
     at: float

@@ -60,7 +60,10 @@ class _Extras(logging.StreamHandler[Any]):
 def worker(
     folder: str, log: str, url: str, topics: dict[str, dict[str, Any]], options: dict[str, Any]
 ) -> None:
-    """Run until told to stop; *topics* are the options of each topic's handler."""
+    """Run until told to stop; *topics* are the options of each topic's handler.
+
+    With the option ``computes`` it is a plain function that keeps the interpreter busy.
+    """
     ledger = begin(folder, log)
     shift_clock(options.pop("clock_ahead", 0.0))
     note_settlements(ledger)
@@ -76,6 +79,8 @@ def serving(
 
     async def handle(payload: dict[str, Any], ctx: Context) -> None:
         ledger.write("start", ctx.message_id, token=ctx.token)
+        if ctx.attempt > 1:
+            ledger.write("blamed", ctx.message_id, token=str(ctx.attempt))
         if "vitals" in payload:
             ledger.write("vitals", ctx.message_id, token=vitals())
         try:
@@ -85,9 +90,18 @@ def serving(
             raise
         ledger.write("end", ctx.message_id, token=ctx.token)
 
+    def compute(payload: dict[str, Any], ctx: Context) -> None:
+        ledger.write("start", ctx.message_id, token=ctx.token)
+        until = time.monotonic() + payload["compute"]
+        while time.monotonic() < until:
+            sum(range(1000))
+        ledger.write("end", ctx.message_id, token=ctx.token)
+
     for topic, handler in topics.items():
-        register: Any = mq.handler(topic, **{"retry": Retry(3, base=0.01, cap=0.05), **handler})
-        register(handle)
+        settings = {"retry": Retry(3, base=0.01, cap=0.05), **handler}
+        function: Any = compute if settings.pop("computes", False) else handle
+        register: Any = mq.handler(topic, **settings)
+        register(function)
     return mq
 
 
