@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from math import inf
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from mx_rmq.errors import ServerUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mx_rmq.config import Config
     from mx_rmq.records import Overdue
 
@@ -32,17 +33,19 @@ class Calm:
     clock was put forward. Then leases have lapsed whose owners live. They are given time to extend.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, config: Config, clock: Callable[[], float]) -> None:
+        self._clock = clock
         # A keeper of leases extends three times per lease, and one connection attempt may have to end first.
         self._wait = max(config.lease / 3, config.socket_timeout) + _SETTLING
         # A healthy lease has two thirds left, so nothing lapses in these.
         self._tolerance = max(config.lease / 3, 0.25)
         self._harmless = max(config.lease / 2, 1.0)
         self._ahead: deque[float] = deque(maxlen=_LOOKS)
-        """By how much the server's clock was seen ahead of the loop's."""
+        """By how much the server's clock was seen ahead of this one."""
         self._until = -inf
-        self._answered_at = self._loop.time()
+        self._in_time_given = False
+        """Whether the last take-over was sent only to see that the server still answers."""
+        self._answered_at = self._clock()
         self._unavailable = False
         self.refused = False
         """Whether the server refused the last take-over: it may refuse everything that writes."""
@@ -50,17 +53,17 @@ class Calm:
     @property
     def holding(self) -> bool:
         """Whether owners are being given time."""
-        return self._loop.time() < self._until
+        return self._clock() < self._until
 
     def bound(self) -> float | None:
         """Until when the server may carry out a take-over that is sent now; None for no bound."""
-        now = self._loop.time()
-        if self.holding or self.refused or self._was_away(now):
+        now = self._clock()
+        was_away = self._unavailable and now - self._answered_at > self._harmless
+        disturbed = self.refused or was_away
+        self._in_time_given = self.holding and not disturbed
+        if self.holding or disturbed:
             return _NEVER
         return now + min(self._ahead) + self._tolerance if self._ahead else None
-
-    def _was_away(self, now: float) -> bool:
-        return self._unavailable and now - self._answered_at > self._harmless
 
     def failed(self, error: Exception) -> None:
         """Note that a take-over failed."""
@@ -71,10 +74,10 @@ class Calm:
 
     def answered(self, sent_at: float, overdue: Overdue) -> None:
         """Note the answer to a take-over."""
-        now = self._loop.time()
+        now = self._clock()
         if not overdue.belated:
             self._ahead.append(overdue.now - sent_at)
-        elif not self.holding or self.refused or self._was_away(now):
+        elif not self._in_time_given:
             self._ahead.clear()
             self._until = now + self._wait
             logger.info("recovery.waits", extra={"seconds": self._wait})

@@ -60,7 +60,7 @@ class Monitor(Service):
         self._config = config
         self._retries = retries
         self._presence = Presence(shard, config, worker, facts)
-        self._calm = Calm(config)
+        self._calm = Calm(config, asyncio.get_running_loop().time)
         self._kept_house_at = float("-inf")
 
     async def step(self) -> None:
