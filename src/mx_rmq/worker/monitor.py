@@ -27,6 +27,8 @@ logger = logging.getLogger("mx_rmq.worker")
 _INTERVAL = 0.5
 _BATCH = 200
 _HOUSEKEEPING = 5.0
+_SHORTEST = 0.5
+"""Seconds that a monitor has at least to settle what it took over."""
 _UNBEGUN = 10
 """Times the limit of crashes: even what is never seen to begin does not take workers down for ever."""
 
@@ -60,6 +62,8 @@ class Monitor(Service):
         self._config = config
         self._retries = retries
         self._presence = Presence(shard, config, worker, facts)
+        # A take-over is settled by the next call. If this worker dies in between, others need not wait long.
+        self._lease = min(config.lease, max(_SHORTEST, config.lease / 4))
         self._calm = Calm(config, asyncio.get_running_loop().time)
         self._kept_house_at = float("-inf")
 
@@ -84,7 +88,7 @@ class Monitor(Service):
         try:
             overdue = await self._store.take_over(
                 _BATCH,
-                lease=self._config.lease,
+                lease=self._lease,
                 holder=f"{self._worker}.monitor",
                 before=self._calm.bound(),
             )
