@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
+from tests.faults.dead_idle import dead_idle
+from tests.faults.demoted_primary import demoted_primary
 from tests.faults.fuzz import fuzz
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
@@ -19,8 +21,10 @@ from tests.faults.sigterm import sigterm
 from tests.faults.silence import black_hole, half_open
 from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
 from tests.faults.slow_network import jitter, trickle
+from tests.faults.slow_uplink import slow_uplink
 from tests.faults.soak import soak
 from tests.faults.strange_data import strange_data
+from tests.faults.swallowed import swallowed
 from tests.faults.vanished import vanished
 from tests.faults.workers_killed import workers_killed
 from tests.faults.wrong_types import wrong_types
@@ -52,5 +56,9 @@ FAULTS: dict[str, Fault] = {
     "strange-data": strange_data,
     "fuzz": fuzz,
     "million": million,
+    "demoted-primary": demoted_primary,
+    "swallowed-network": swallowed,
+    "dead-idle-connections": dead_idle,
+    "slow-uplink": slow_uplink,
     "soak": soak,
 }
