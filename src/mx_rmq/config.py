@@ -26,7 +26,7 @@ MOST_SECONDS = 1e11
 MEMORY = 60.0
 """How long the server remembers a call, to answer it if it is sent again (see calls.lua)."""
 
-_PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?(/[0-9]*)?")
+_PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
 """Host, port and database; anything else may be a piece of a password."""
 _PATH = re.compile(r"(/[^#]*)?")
 

@@ -47,6 +47,8 @@ class Address:
         self._server: EmbeddedServer | None = None
         self._pid = 0
         """Of the process that started or joined it."""
+        self._told = False
+        """Whether it was said that it does not start again."""
         _addresses.add(self)
 
     def enter(self, user: object) -> str:
@@ -71,8 +73,11 @@ class Address:
                 try:
                     server.rejoin()
                 except EmbeddedServerError as error:
-                    logger.error("embedded.not_restarted", extra={"error": str(error)})
+                    if not self._told:
+                        logger.error("embedded.not_restarted", extra={"error": str(error)})
+                    self._told = True
                 else:
+                    self._told = False
                     if server.pid != before:
                         lost = "everything: it was in memory only" if server.private else "nothing"
                         logger.error("embedded.restarted", extra={"pid": server.pid, "lost": lost})
@@ -146,7 +151,8 @@ def _is_plain(url: str) -> bool:
         return False
     if parts.scheme == "unix":
         return not parts.netloc or parts.netloc.endswith("@")
-    return parts.path in ("", "/") or parts.path[1:].isdecimal()
+    database = parts.path.replace("/", "")
+    return not database or database.isdecimal()
 
 
 def no_connection(error: Exception) -> ConfigError | ServerUnavailable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from mx_rmq.errors import ConfigError, ServerUnavailable
 from mx_rmq.resend import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 # Replies by which a server says "not now": it is starting, failing over, moving slots, without its
 # replicas or in the middle of somebody's endless script. It has done nothing. Redis 6.2 wraps what the
@@ -103,28 +104,26 @@ class Link:
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Send commands in a row on one connection; what is refused or lost is among the replies."""
-        wire, _ = await self._connected()
-        return await asyncio.gather(*[wire.send(command) for command in commands], return_exceptions=True)
+        wire, until = await self._connected()
+        replies = [wire.send(command) for command in commands]
+        with wire.letting_go(until, *replies):
+            return await asyncio.gather(*replies, return_exceptions=True)
 
     async def _connect_and_send(self, args: tuple[Any, ...]) -> Any:
         wire, until = await self._connected()
         reply = wire.send(args)
-        end = asyncio.get_running_loop().call_at(until, wire.let_go, reply)
-        try:
+        with wire.letting_go(until, reply):
             return await reply
-        finally:
-            end.cancel()
 
-    async def _connected(self) -> tuple[_Wire, float]:
-        """The connection, and until when a command that waited for it may wait for its reply.
+    async def _connected(self) -> tuple[_Wire, float | None]:
+        """The connection, and until when a command that had to wait for it may wait for its reply.
 
         There is one attempt to connect for all who wait, and each of them is told if it fails.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        until = began + self._timeout
+        until = loop.time() + self._timeout
         if self._wire is not None and not self._wire.lost:
-            return self._wire, until
+            return self._wire, None
         if self._gone:
             raise ServerUnavailable("the connection was closed")
         attempt = self._connecting
@@ -297,10 +296,22 @@ class _Wire(asyncio.Protocol):
             self._watch = self._loop.call_at(now + self._timeout / _LOOKS, self._look)
         return future
 
-    def let_go(self, reply: asyncio.Future[Any]) -> None:
-        """Wait no longer for one reply, unless bytes are still on their way. The connection is kept."""
-        if not reply.done() and self._loop.time() - self._moved_at > self._timeout / 2:
-            reply.set_exception(ServerUnavailable(f"no answer from the server: {_silence(self._timeout)}"))
+    @contextmanager
+    def letting_go(self, until: float | None, *replies: asyncio.Future[Any]) -> Iterator[None]:
+        """Wait for replies until an instant, or longer while bytes are moving. The connection is kept."""
+        end = None if until is None else self._loop.call_at(until, self._let_go, replies)
+        try:
+            yield
+        finally:
+            if end is not None:
+                end.cancel()
+
+    def _let_go(self, replies: tuple[asyncio.Future[Any], ...]) -> None:
+        if self._loop.time() - self._moved_at > self._timeout / 2:
+            for reply in replies:
+                if not reply.done():
+                    silence = _silence(self._timeout)
+                    reply.set_exception(ServerUnavailable(f"no answer from the server: {silence}"))
 
     def lose(self, why: str) -> None:
         """Give the connection up; everyone who waits for a reply is told."""

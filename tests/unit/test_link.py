@@ -17,7 +17,7 @@ from mx_rmq.blocking import run_blocking
 from mx_rmq.connect import connections
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.errors import ConfigError, ServerUnavailable
-from mx_rmq.link import CutShort, Link
+from mx_rmq.link import CutShort, Link, Links
 from mx_rmq.shard import BlockingCommands
 from tests.harness import At, command
 from tests.proxy import Proxy
@@ -437,6 +437,20 @@ async def test_a_server_that_stays_a_replica_is_not_asked_in_a_hot_loop(proxy: P
             assert 2 <= tries < 15
     finally:
         await command(redis, "REPLICAOF", "NO", "ONE")
+
+
+async def test_connections_for_each_call_are_given_up_with_one_that_is_dead(proxy: Proxy) -> None:
+    links = Links(proxy.url, timeout=0.5)
+    both = [links.execute_together(("BLPOP", "nothing", 0.1)) for _ in range(3)]
+    await asyncio.gather(*both)
+    assert proxy.connections == 3
+    proxy.half_open()
+    (lost,) = await links.execute_together(("PING",))
+    assert isinstance(lost, ServerUnavailable)
+    replies = await asyncio.gather(*(links.execute_together(("PING",)) for _ in range(3)))
+    assert replies == [[b"PONG"]] * 3
+    assert proxy.connections == 6
+    await links.close()
 
 
 # -- a line that is slow
