@@ -7,7 +7,6 @@ import shutil
 import ssl
 import subprocess
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,10 +74,8 @@ class Tls:
         finally:
             for way in ways:
                 way.cancel()
-            for end in (writer, up_writer):
-                end.close()
-                with suppress(OSError, ssl.SSLError):
-                    await end.wait_closed()
+            for end in (writer, up_writer):  # without TLS's farewell, which waits for the other side
+                end.transport.abort()
             await asyncio.gather(*ways, return_exceptions=True)
 
 
