@@ -23,7 +23,8 @@ from mx_rmq import (
     StoreError,
 )
 from mx_rmq.records import Stored
-from tests.harness import all_keys, command, read_state
+from tests.harness import At, all_keys, command, read_state
+from tests.proxy import Proxy
 from tests.queue.helpers import PREFIX, bury, complete, in_order, store_of
 from tests.scripts.helpers import out_of_memory, unchanged
 from tests.worker.helpers import eventually
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.embedded import EmbeddedServer
-    from tests.proxy import Proxy
 
 
 def through(proxy: Proxy, **options: Any) -> RedisMessageQueue:
@@ -639,3 +639,23 @@ async def test_all_who_wait_for_the_queue_to_open_are_told_when_that_fails(proxy
     proxy.back()
     assert await queue.produce("t", 1)
     await queue.close()
+
+
+async def test_batches_are_smaller_after_one_was_cut_while_it_was_leaving(tcp: str, redis: Redis) -> None:
+    """A line that breaks now and then gets a small one through; the call itself is sent again whole."""
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(2_000_000)
+        async with through(proxy, socket_timeout=1) as queue:
+            await asyncio.gather(*(queue.produce("t", n) for n in range(3)))
+            assert queue._producer is not None
+            (batcher,) = queue._producer._batchers.values()
+            calls = asyncio.gather(*(queue.produce("t", "x" * 500_000) for _ in range(6)))
+            await asyncio.sleep(0.6)  # some of it has left
+            proxy.cut()
+            await eventually(lambda: batcher._bound < 4 * 1024 * 1024)
+            assert len(set(await calls)) == 6
+            assert len(await in_order(redis)) == 9
+            for n in range(8):
+                await queue.produce("t", n)
+            await asyncio.gather(*(queue.produce("t", n) for n in range(20)))
+            assert batcher._bound == 4 * 1024 * 1024
