@@ -135,9 +135,9 @@ class Link:
             await asyncio.wait([attempt], timeout=self._connect_timeout)
         finally:
             self._waiters -= 1
-            if not self._waiters and not attempt.done():
-                attempt.cancel()
+            if not self._waiters and attempt is self._connecting:
                 self._connecting = None  # a later caller begins anew
+                attempt.cancel()
         if loop.time() > until:  # the process stood still; the caller decides whether it may still be sent
             raise ServerUnavailable(f"no connection to the server: {_silence(self._timeout)}")
         if not attempt.done():
@@ -153,8 +153,6 @@ class Link:
     def _end_attempt(self, attempt: asyncio.Task[_Wire]) -> None:
         if self._connecting is attempt:
             self._connecting = None
-        elif not attempt.cancelled() and attempt.exception() is None:  # a cancelled one may come back
-            attempt.result().lose("closed")
         if not attempt.cancelled():
             attempt.exception()  # mark as retrieved: all who waited may have left
 
@@ -181,7 +179,11 @@ class Link:
                     raise
         # The only private names used: redis-py has no other way to hand over what it opened.
         writer, connection._writer, connection._reader = connection._writer, None, None
-        self._wire = wire = _Wire(writer, self._timeout, self._leave)
+        wire = _Wire(writer, self._timeout, self._leave)
+        if self._connecting is not asyncio.current_task():  # a cancelled connect may come back all the same
+            wire.lose("closed")
+            raise ServerUnavailable("the connection was closed")
+        self._wire = wire
         self._made += 1
         return wire
 
