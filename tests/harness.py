@@ -34,6 +34,13 @@ def free_port() -> int:
         return port
 
 
+class At:
+    """A server that is only known by its URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
 class Clock:
     """The time of the scripts in µs; every look at it moves it on by one, as time does."""
 

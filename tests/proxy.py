@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import shutil
+import socket
 import tempfile
 import threading
 from collections import Counter, deque
@@ -44,7 +45,7 @@ class Proxy:
         self._home = Path(tempfile.mkdtemp(prefix="mx-p-"))
         self._socket = self._home / "s"
         self._port = free_port()
-        unix = self._target.scheme == "unix"
+        self._unix = unix = self._target.scheme == "unix"
         self.url = f"unix://{self._socket}" if unix else f"redis://127.0.0.1:{self._port}"
         self.commands: list[bytes] = []
         """The name of every command that came through."""
@@ -59,6 +60,9 @@ class Proxy:
         self._stay_away = False
         self._dribble, self._piece = 0.0, 1 << 12
         self._latest = 0.0
+        self._rate: float | None = None
+        self._hearing = asyncio.Event()
+        self._hearing.set()
         self._dice = random.Random()
         self._open: set[asyncio.Task[Any]] = set()
         self._listener: asyncio.Server | None = None
@@ -126,6 +130,28 @@ class Proxy:
         self._dice = random.Random(dice.random())  # this one is used in another thread
         self._latest = latest
 
+    def swallow_replies(self) -> None:
+        """Requests arrive, their replies do not come back; so it is with new connections."""
+        self._loop.call_soon_threadsafe(self._hearing.clear)
+
+    def return_replies(self) -> None:
+        """Replies come back again."""
+        self._loop.call_soon_threadsafe(self._hearing.set)
+
+    def throttle(self, rate: float) -> None:
+        """Take so many bytes a second from each client; over TCP it keeps few of them waiting.
+
+        For connections that come from now on.
+        """
+        self._rate = rate
+        if self._listener is not None:
+            for sock in self._listener.sockets:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+
+    def lead_to(self, server: Located) -> None:
+        """Lead new connections to another server; those there are stay with the old one."""
+        self._target = urlsplit(server.url)
+
     def close(self) -> None:
         """End it."""
         self.away()
@@ -150,10 +176,12 @@ class Proxy:
             return
         if self._closing is not None:
             await self._closing  # or its port is still taken
-        if self._target.scheme == "unix":
+        if self._unix:
             self._listener = await asyncio.start_unix_server(self._serve, self._socket)
         else:
-            self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+            self._listener = await asyncio.start_server(
+                self._serve, "127.0.0.1", self._port, limit=1 << 14 if self._rate else 1 << 16
+            )
 
     async def _away(self) -> None:
         await self._close_door()
@@ -217,8 +245,10 @@ class Proxy:
         flowing: asyncio.Event,
     ) -> None:
         parser, send = hiredis.Reader(), _Late(writer)
-        while data := await reader.read(1 << 16):
+        while data := await reader.read(1 << 14 if self._rate else 1 << 16):
             await flowing.wait()
+            if self._rate:
+                await asyncio.sleep(len(data) / self._rate)
             parser.feed(data)
             while request := parser.gets():
                 self.commands.append(request[0])
@@ -236,6 +266,7 @@ class Proxy:
         size = 0
         while data := await reader.read(1 << 16):
             await flowing.wait()
+            await self._hearing.wait()
             parser.feed(data)
             size += len(data)
             while (reply := parser.gets()) is not Ellipsis:

@@ -17,6 +17,9 @@ Send = Callable[[Sequence[Item]], Awaitable[Sequence[Result]]]
 _LEAST = 16
 """Items that leave together, should they be there: below that a call costs more than it carries."""
 
+_LEAST_WEIGHT = 64 * 1024
+"""Batches are not made smaller than that."""
+
 
 class Batcher(Generic[Item, Result]):
     """Sends items in batches and gives each its own result.
@@ -42,10 +45,12 @@ class Batcher(Generic[Item, Result]):
         self._free = list(senders)
         self._most = most
         self._weigh = weigh
-        self._most_weight = most_weight
+        self._most_weight = self._bound = most_weight
         self._items: list[Item] = []
         self._futures: list[asyncio.Future[Result] | None] = []
         self._on_the_wire = 0
+        self._flights: dict[Send[Item, Result], tuple[list[Item], list[asyncio.Future[Result] | None]]] = {}
+        """What each sender has on the wire."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_rest: asyncio.Future[None] | None = None
         """Whoever waits until nothing is on its way."""
@@ -106,6 +111,27 @@ class Batcher(Generic[Item, Result]):
         for task in self._tasks:
             task.cancel()
 
+    def give_up(self, over: Callable[[Item], bool], error: Exception) -> None:
+        """Tell the callers of those items that are *over*, waiting or on the wire.
+
+        What waits leaves the line; what is on the wire may still arrive.
+        """
+        for items, futures in self._flights.values():
+            for item, future in zip(items, futures, strict=True):
+                if over(item):
+                    _fail(future, error)
+        waiting, self._items, self._futures = list(zip(self._items, self._futures, strict=True)), [], []
+        for item, future in waiting:
+            if over(item):
+                _fail(future, error)
+            else:
+                self._items.append(item)
+                self._futures.append(future)
+
+    def shrink(self) -> None:
+        """Send smaller batches: one was lost while it was leaving. They grow again with each success."""
+        self._bound = max(_LEAST_WEIGHT, self._bound // 2)
+
     # -- who sends
 
     def _free_sender(self, send: Send[Item, Result]) -> None:
@@ -137,10 +163,12 @@ class Batcher(Generic[Item, Result]):
             futures, self._futures = self._futures[:count], self._futures[count:]
             self._alone = count == 1
             self._on_the_wire += count
+            self._flights[send] = items, futures
             try:
                 await self._deliver(send, items, futures)
             finally:
                 self._on_the_wire -= count
+                del self._flights[send]
 
     def _fill(self) -> int:
         """How many items the next batch takes: its share, so that no sender waits for a full one."""
@@ -150,7 +178,7 @@ class Batcher(Generic[Item, Result]):
             weight = 0
             for n in range(count):
                 weight += self._weigh(self._items[n])
-                if weight > self._most_weight:
+                if weight > self._bound:
                     return max(n, 1)
         return count
 
@@ -168,10 +196,16 @@ class Batcher(Generic[Item, Result]):
             raise
         except Exception as error:
             for future in futures:
-                if future is not None and not future.done():
-                    future.set_exception(error)
-                    future.exception()  # whoever does not look has said that it does not matter
+                _fail(future, error)
             return
+        if self._bound < self._most_weight:
+            self._bound = min(self._most_weight, self._bound * 2)
         for future, result in zip(futures, results, strict=True):
             if future is not None and not future.done():
                 future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Result] | None, error: Exception) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # mark as retrieved, so an abandoned future logs no warning

@@ -11,12 +11,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+class Waited(RuntimeError):
+    """A coroutine waited for an event loop, and there is none."""
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
-    """The result of a coroutine that never waits for anything."""
+    """The result of a coroutine that never waits for anything.
+
+    Raises:
+        Waited: it did; it was ended.
+    """
     try:
         coroutine.send(None)
     except StopIteration as end:
         result: R = end.value
         return result
     coroutine.close()
-    raise RuntimeError("the coroutine waited for an event loop; give its store BlockingCommands")
+    raise Waited("the coroutine waited for an event loop; give its store BlockingCommands")

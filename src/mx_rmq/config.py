@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -24,6 +25,10 @@ MOST_SECONDS = 1e11
 """Beyond it (three thousand years), milliseconds since 1970 would not be exact in a script."""
 MEMORY = 60.0
 """How long the server remembers a call, to answer it if it is sent again (see calls.lua)."""
+
+_PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
+"""Host, port and database; anything else may be a piece of a password."""
+_PATH = re.compile(r"(/[^#]*)?")
 
 
 def _host() -> str:
@@ -143,8 +148,11 @@ class Config:
         """
         scheme, _, rest = self.url.partition("://")
         place, _, options = rest.partition("?")
-        _, hidden, place = place.rpartition("@")
-        return f"{scheme}://***" if "@" in options else f"{scheme}://{'***@' if hidden else ''}{place}"
+        user, hidden, place = place.rpartition("@")
+        plain = _PLACE if scheme in ("redis", "rediss") else _PATH
+        if "@" in options or set("/#") & set(user) or not plain.fullmatch(place):
+            return f"{scheme}://***"
+        return f"{scheme}://{'***@' if hidden else ''}{place}"
 
 
 def check_durability(value: object) -> None:

@@ -174,6 +174,26 @@ class EmbeddedServer:
         """Where clients connect, as ``unix:///…``."""
         return f"unix://{quote(str(self.socket))}"
 
+    @property
+    def private(self) -> bool:
+        """Whether it has its data in memory only, and one user."""
+        return self._private
+
+    def rejoin(self, timeout: float = 10.0) -> None:
+        """Start the server again if it is gone; ``pid`` and ``url`` are those of the one that runs.
+
+        Raises:
+            EmbeddedServerError: it does not come up.
+
+        """
+        try:
+            self._join(None, (), timeout)
+        except OSError as error:
+            raise EmbeddedServerError(
+                f"cannot run an embedded server in {self._home}: {error}; "
+                "give it a directory you own on a local disk with space left"
+            ) from error
+
     def close(self) -> None:
         """Leave; the last one to leave stops the server and returns when it is gone."""
         try:

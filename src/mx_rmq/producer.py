@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from functools import partial
 from itertools import count, cycle
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -13,8 +14,9 @@ from mx_rmq.batching import Batcher
 from mx_rmq.errors import NotDurable, ServerUnavailable
 from mx_rmq.ids import new_id
 from mx_rmq.keys import check_name
+from mx_rmq.link import CutShort
 from mx_rmq.records import Stored
-from mx_rmq.resend import resend
+from mx_rmq.resend import given_up, is_unavailable, resend
 from mx_rmq.store import check_size
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config, Durability
     from mx_rmq.records import NewMessage
     from mx_rmq.shard import Shard
+
+    Key = tuple[Shard, str, bool, Durability]
+    """What travels together: shard, topic, whether it is delayed, how durable it must be."""
+    Waiting = tuple[NewMessage, float]
+    """A message, and since when its caller waits."""
 
 _CHUNK: Final = 200
 """Messages in a call of ``produce_many``: with more of them, each costs the server more."""
@@ -66,7 +73,7 @@ class Producer:
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
         self._config = config
         self._shards = shards
-        self._batchers: dict[tuple[Shard, str, bool, Durability], Batcher[NewMessage, Receipt]] = {}
+        self._batchers: dict[Key, Batcher[Waiting, Receipt]] = {}
         self._calls = Calls()
         self._chunks: set[asyncio.Task[list[Receipt]]] = set()
         self._closed = False
@@ -83,8 +90,8 @@ class Producer:
         """
         check_size(topic, message, self._config.max_bytes)  # here, so that no one else's call fails for it
         key = self.shard_of(message.id), topic, message.delay > 0, message.durability
-        batcher = self._batchers.get(key) or self._new_batcher(*key)
-        return batcher.call(message)
+        batcher = self._batchers.get(key) or self._new_batcher(key)
+        return batcher.call((message, monotonic()))
 
     async def produce_many(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all; all are delayed or none is.
@@ -163,25 +170,53 @@ class Producer:
             except ServerUnavailable:
                 chunk.connection = 0
                 if before is not None:
-                    await before.sent
+                    await asyncio.wait([before.sent])  # not the task itself: it outlives this attempt
+                    before.sent.result()
                 raise
 
-        return await resend(attempt, patience=self._config.patience)
+        def passes(error: Exception) -> bool:
+            return is_unavailable(error) and (before is None or not before.failed)
 
-    def _new_batcher(
-        self, shard: Shard, topic: str, delayed: bool, durability: Durability
-    ) -> Batcher[NewMessage, Receipt]:
-        check_name("topic", topic)
+        return await resend(
+            attempt,
+            patience=self._config.patience,
+            passes=passes,
+            within=self._attempt(chunk.messages[0].durability),
+        )
+
+    def _attempt(self, durability: Durability) -> float:
+        """How many seconds an attempt may take."""
+        config = self._config
+        return config.socket_timeout + (0.0 if durability == "memory" else config.durability_timeout)
+
+    def _new_batcher(self, key: Key) -> Batcher[Waiting, Receipt]:
+        check_name("topic", key[1])
         if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
-        senders = [partial(self._send, shard, topic, self._calls.name()) for _ in range(2)]
-        batcher = self._batchers[shard, topic, delayed, durability] = Batcher(*senders, weigh=_weight)
+        senders = [partial(self._send, key, self._calls.name()) for _ in range(2)]
+        batcher = self._batchers[key] = Batcher(*senders, weigh=_weight)
         return batcher
 
-    def _send(
-        self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
-    ) -> Awaitable[list[Receipt]]:
-        return resend(self._call(shard, topic, producer, messages), patience=self._config.patience)
+    def _send(self, key: Key, producer: str, batch: Sequence[Waiting]) -> Awaitable[list[Receipt]]:
+        shard, topic, _, durability = key
+        return resend(
+            self._call(shard, topic, producer, [message for message, _ in batch]),
+            patience=self._config.patience,
+            within=self._attempt(durability),
+            since=batch[-1][1],  # the last who came; the others are told when their own patience is over
+            failed=partial(self._lost, key),
+        )
+
+    def _lost(self, key: Key, error: Exception, wait: float) -> None:
+        """An attempt failed and the next one is *wait* seconds away: tell the callers who wait no longer.
+
+        Also those who wait for a later batch: their patience began when they called.
+        """
+        batcher, patience = self._batchers[key], self._config.patience
+        if isinstance(error, CutShort):
+            batcher.shrink()
+        first = monotonic() + wait - patience
+        batcher.give_up(lambda waiting: waiting[1] < first, given_up(error, patience))
 
     def _call(
         self, shard: Shard, topic: str, producer: str, messages: Sequence[NewMessage]
@@ -217,6 +252,11 @@ class _Chunk:
         self.connection = 0
         """On which others may follow right behind; 0 if they must wait."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether it was given up."""
+        return self.sent.done() and (self.sent.cancelled() or self.sent.exception() is not None)
+
     def leaves(self) -> None:
         """Note the connection, which is now about to be used."""
         if self.messages[0].durability == "memory":  # the others have one for each call
@@ -243,5 +283,5 @@ def is_full(chunk: Sequence[NewMessage], most: int) -> bool:
     return len(chunk) == most or len(chunk) * len(chunk[-1].body) > _CHUNK_BYTES
 
 
-def _weight(message: NewMessage) -> int:
-    return len(message.body)
+def _weight(waiting: Waiting) -> int:
+    return len(waiting[0].body)

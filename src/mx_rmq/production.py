@@ -11,7 +11,7 @@ from mx_rmq.errors import NotDurable
 from mx_rmq.keys import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.drafts import Ttl
@@ -121,13 +121,13 @@ class Production(ABC):
             except NotDurable as error:
                 raise error.of(message.id) from None
 
-        call: Callable[..., Awaitable[Receipt]] = last
-        for layer in reversed(self._produce_middleware):
-            call = _bind(layer, call)
-        return await call(topic, payload, options)
+        return await around(self._produce_middleware, last)(topic, payload, options)
 
     def produce_middleware(self, layer: Any) -> Any:
-        """Put ``async def layer(call_next, topic, payload, options)`` around every produce."""
+        """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
+
+        Also around those of ``mq.sync``, where a layer cannot wait for anything but ``call_next``.
+        """
         self._produce_middleware.append(layer)
         return layer
 
@@ -135,6 +135,16 @@ class Production(ABC):
     def has_produce_middleware(self) -> bool:
         """Whether anything is around produce."""
         return bool(self._produce_middleware)
+
+
+def around(
+    layers: Sequence[Any], last: Callable[..., Awaitable[Receipt]]
+) -> Callable[..., Awaitable[Receipt]]:
+    """A produce with layers around it, the first one outermost."""
+    call = last
+    for layer in reversed(layers):
+        call = _bind(layer, call)
+    return call
 
 
 def _bind(layer: Any, inner: Callable[..., Awaitable[Receipt]]) -> Callable[..., Awaitable[Receipt]]:

@@ -12,7 +12,7 @@ from mx_rmq.check import check_recovery, check_server
 from mx_rmq.config import Config
 from mx_rmq.connect import Address
 from mx_rmq.drafts import DEFAULT
-from mx_rmq.errors import ConfigError, NoHandler
+from mx_rmq.errors import ConfigError, NoHandler, ServerUnavailable
 from mx_rmq.handlers import Handler
 from mx_rmq.operations import Operations
 from mx_rmq.producer import Producer
@@ -48,13 +48,15 @@ class RedisMessageQueue(Production, Operations):
             options["url"] = url
         self.config = Config.of(**options)
         self._address = Address(self.config.url)
-        self.sync = SyncProducer(self.config, self._address)
+        self._produce_middleware = []
+        self.sync = SyncProducer(self.config, self._address, self._produce_middleware)
         """The same queue for code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
-        self._produce_middleware = []
         self._loop = None
         self._turns = asyncio.Lock()
+        self._failures, self._failure = 0, ""
+        """How often opening failed because the server could not be reached, and why the last time."""
         self._shards: list[Shard] = []
         self._producer = None
         self._worker: Worker | None = None
@@ -146,12 +148,17 @@ class RedisMessageQueue(Production, Operations):
             ConfigError: the URL is wrong, or the server refuses its user or password.
             UnsafeServer: it could lose messages, and ``check`` says to refuse it.
         """
-        async with self._turn():
+        turn, failures = self._turn(), self._failures
+        async with turn:
             if self._shards:
                 return
+            if failures != self._failures:  # the attempt that this caller waited for failed
+                raise ServerUnavailable(self._failure)
             shards: list[Shard] = []
             try:
-                shards.append(Shard(await self._enter(), self.config))
+                embedded = self.config.url.startswith("embedded:")
+                revive = self._address.revive if embedded else None
+                shards.append(Shard(await self._enter(), self.config, revive=revive))
                 if self.config.check != "off":
                     private = self.config.url == "embedded://"
                     for shard in shards:
@@ -167,8 +174,10 @@ class RedisMessageQueue(Production, Operations):
                         if self.config.recovery_grace is not None:
                             recovery = partial(check_recovery, Reader(shard.store), lease=self.config.lease)
                             await resend(recovery, patience=self.config.patience)
-            except BaseException:
+            except BaseException as error:
                 await self._close(shards)
+                if isinstance(error, ServerUnavailable):
+                    self._failures, self._failure = self._failures + 1, str(error)
                 raise
             self._shards, self._producer = shards, Producer(self.config, shards)
 

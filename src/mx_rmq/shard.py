@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from redis import ConnectionPool
 from redis.exceptions import (
@@ -20,22 +22,26 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mx_rmq.connect import connections, no_connection
+from mx_rmq.connect import connections, forget_unsent, no_connection, outgoing
 from mx_rmq.durability import WAITS
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.keys import Keys
-from mx_rmq.link import NOT_NOW, Link, Links
+from mx_rmq.link import DEMOTED, NOT_NOW, Link, Links
+from mx_rmq.resend import too_late
 from mx_rmq.store import Store
 from mx_rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.worker.job import Job
 
 # Of the replies that say "not now", those to which redis-py gives a class and no prefix.
 _NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
+_DEMOTED: Final = (MasterDownError, ReadOnlyError)
+_PIECE: Final = 64 * 1024
+"""Bytes that are written at once: each piece has the whole timeout to leave."""
 
 
 class Shard:
@@ -45,12 +51,24 @@ class Shard:
         url: of the server itself; never ``embedded://``.
         config: of the queue.
         number: which shard, or None if the queue has only one.
+        revive: brings an embedded server back that is gone, and returns its URL.
     """
 
-    def __init__(self, url: str, config: Config, number: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        config: Config,
+        number: int | None = None,
+        *,
+        revive: Callable[[], str] | None = None,
+    ) -> None:
         self.url = url
         self.keys = Keys(config.name, number)
-        self.link = Link(url, timeout=config.socket_timeout)
+        self._revive = revive
+        self._timeout = config.socket_timeout
+        self._links: WeakSet[Link] = WeakSet()
+        """Those with one user each; when one is told that the server was demoted, all leave."""
+        self.link = self.blocking_link(0.0)
         self.store = Store(self.link, self.keys, max_bytes=config.max_bytes)
         self._operators = Link(url, timeout=config.socket_timeout)
         self.operating = Store(self._operators, self.keys, max_bytes=config.max_bytes)
@@ -64,8 +82,13 @@ class Shard:
         """When, by the loop's clock, what was leased without the worker's knowledge was last given back."""
         self.settler = Settler(self.store, self.forget, config.patience)
         self._config = config
-        self._timeout = config.socket_timeout
-        self._waiting = Links(url, timeout=config.socket_timeout + config.durability_timeout)
+        self._waiting = Links(
+            url,
+            timeout=config.socket_timeout,
+            waits=config.durability_timeout,
+            revive=revive,
+            on_demoted=self._leave,
+        )
         self._stores: dict[Durability, Store] = {"memory": self.store}
         self._server_ahead = 0.0
 
@@ -93,11 +116,26 @@ class Shard:
 
     def blocking_link(self, longest: float) -> Link:
         """A connection of its own for commands that wait up to *longest* seconds."""
-        return Link(self.url, timeout=self._timeout + longest)
+        link = Link(
+            self.url, timeout=self._timeout, waits=longest, revive=self._revive, on_demoted=self._leave
+        )
+        self._links.add(link)
+        return link
+
+    def _leave(self, told: Link) -> None:
+        """One connection was told that its server is not the primary any more: leave it with the others.
+
+        Those that only read would never notice, and take what a replica says for the truth.
+        """
+        why = "its server is not the primary any more"
+        for link in self._links:
+            if link is not told:
+                link.lose(why)
+        self._waiting.lose_idle(why)
 
     def blocking_store(self) -> tuple[Store, BlockingCommands]:
         """A store for use by ``run_blocking`` outside the event loop, and its connection."""
-        commands = BlockingCommands(self.url, self._timeout)
+        commands = BlockingCommands(self.url, self._timeout, revive=self._revive)
         return Store(commands, self.keys, max_bytes=self.store.max_bytes), commands
 
     async def close(self) -> None:
@@ -112,12 +150,26 @@ class BlockingCommands:
 
     Safe to share between threads, and after a fork, whatever other threads did at that moment; redis-py's
     own pool is not, since a lock that was held stays held in the child.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        timeout: seconds without an answer after which a connection counts as dead.
+        waits: how many seconds longer a command may take because it asks the server to wait.
+        revive: brings back a server that is gone, if it can be, and returns its URL.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self._maker = connections(
-            ConnectionPool, url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None
-        )
+    def __init__(
+        self, url: str, timeout: float, *, waits: float = 0.0, revive: Callable[[], str] | None = None
+    ) -> None:
+        self._url = url
+        self._timeout = timeout + waits
+        self._settings = {
+            "socket_timeout": timeout + waits,
+            "socket_connect_timeout": timeout,
+            "retry": None,
+        }
+        self._maker = connections(ConnectionPool, url, **self._settings)
+        self._revive = revive
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
@@ -129,34 +181,80 @@ class BlockingCommands:
         return reply
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; what is refused is among the replies."""
+        """Send commands in a row on one connection; what is refused is among the replies.
+
+        What happened to a connection that fails may have happened to those that are idle, since a router
+        forgets them together: they are given up with it. So are they if the server was demoted.
+        """
         if self._pid != os.getpid():  # the sockets are the parent's
             self._pid, self._idle = os.getpid(), []
-        idle = self._idle
+        idle, began = self._idle, time.monotonic()
         try:
-            connection = self._connect(idle)
+            connection, fresh = self._connect(idle)
         except (RedisError, OSError) as error:
+            self.close()
+            self._bring_back()
             raise no_connection(error) from error
+        if too_late():
+            self._give_up(connection)
+            raise ServerUnavailable("no connection to the server in time")
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            if fresh:  # connecting and the first reply have one timeout
+                took = time.monotonic() - began
+                connection._sock.settimeout(max(0.01, self._timeout - took))
+            packed = connection.pack_commands(commands)
+            connection.send_packed_command(_pieces(packed))
+            if sum(map(len, packed)) > _PIECE:
+                self._let_leave(connection)
             replies = [_reply(connection) for _ in commands]
+            if fresh:
+                connection._sock.settimeout(self._timeout)
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            self._give_up(connection)
             raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
-        idle.append(connection)
+        except BaseException:
+            self._give_up(connection)
+            raise
+        if any(isinstance(reply, _Demoted) for reply in replies):
+            self._give_up(connection)
+        elif idle is self._idle:
+            idle.append(connection)
+        else:  # those of its time were given up
+            connection.disconnect()
         return replies
 
-    def _connect(self, idle: list[Any]) -> Any:
-        """A connection that nobody uses: an idle one if it is in order, else a fresh one."""
+    def _connect(self, idle: list[Any]) -> tuple[Any, bool]:
+        """An idle connection that is in order, else a fresh one; and whether it is fresh."""
         with suppress(IndexError):  # there are no more
             while True:
                 connection = idle.pop()
                 with suppress(RedisError, OSError):  # closed by the server
                     if not connection.can_read(timeout=0):  # else it holds a reply that nobody waited for
-                        return connection
+                        return connection, False
                 connection.disconnect()
         connection = self._maker.connection_class(**self._maker.connection_kwargs)
         connection.connect()
-        return connection
+        return connection, True
+
+    def _bring_back(self) -> None:
+        if self._revive is not None and (url := self._revive()) != self._url:
+            self._url, self._maker = url, connections(ConnectionPool, url, **self._settings)
+
+    def _let_leave(self, connection: Any) -> None:
+        """Wait while bytes are leaving: the server cannot answer what it has not got yet."""
+        left, moved_at = outgoing(connection._sock), time.monotonic()
+        while left and not connection.can_read(timeout=self._timeout / 50):
+            now_left = outgoing(connection._sock)
+            if now_left < left:
+                left, moved_at = now_left, time.monotonic()
+            elif time.monotonic() - moved_at > self._timeout:
+                raise RedisTimeoutError(f"nothing left for {self._timeout:g} s")
+
+    def _give_up(self, connection: Any) -> None:
+        """Close a connection and all that are idle; what it was to send must not arrive later."""
+        forget_unsent(connection._sock)
+        connection.disconnect()
+        self.close()
 
     def close(self) -> None:
         """Close the connections; one that is in use closes itself when it is done."""
@@ -165,11 +263,27 @@ class BlockingCommands:
             connection.disconnect()
 
 
+class _Demoted(ServerUnavailable):
+    """The server is not the primary any more."""
+
+
+def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if len(chunk) <= _PIECE:
+            yield chunk
+        else:
+            for start in range(0, len(chunk), _PIECE):
+                yield chunk[start : start + _PIECE]
+
+
 def _reply(connection: Any) -> Any:
     """The next reply; a refusal is one too."""
     try:
         return connection.read_response()
     except ResponseError as error:
-        if isinstance(error, _NOT_NOW) or NOT_NOW.search(str(error)):
-            return ServerUnavailable(f"the server cannot serve now: {error}")
+        text = str(error)
+        if isinstance(error, _DEMOTED) or DEMOTED.search(text):
+            return _Demoted(f"the server cannot serve now: {text}")
+        if isinstance(error, _NOT_NOW) or NOT_NOW.search(text):
+            return ServerUnavailable(f"the server cannot serve now: {text}")
         return error

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from mx_rmq.blocking import run_blocking
+from mx_rmq.blocking import Waited, run_blocking
 from mx_rmq.connect import Address
 from mx_rmq.drafts import draft, refuse_one_id
 from mx_rmq.durability import WAITS
-from mx_rmq.errors import NotDurable, ServerUnavailable
+from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.keys import Keys, check_name
 from mx_rmq.producer import LONG_CHUNK, Calls, Receipt, is_full
-from mx_rmq.resend import Backoff
+from mx_rmq.production import around
+from mx_rmq.resend import resend_blocking
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
 
@@ -33,10 +33,12 @@ class SyncProducer:
     Args:
         config: of the queue.
         address: of its server, if it is shared with others.
+        layers: the produce middleware of its queue, which may grow.
     """
 
-    def __init__(self, config: Config, address: Address | None = None) -> None:
+    def __init__(self, config: Config, address: Address | None = None, layers: Sequence[Any] = ()) -> None:
         self._config = config
+        self._layers = layers
         self._address = address or Address(config.url)
         self._stores: list[dict[Durability, Store]] = []
         self._connections: list[BlockingCommands] = []
@@ -47,6 +49,8 @@ class SyncProducer:
 
     def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
+        if self._layers:
+            return self._produce_through(topic, payload, options)
         (receipt,) = self._send(topic, [draft(self._config, topic, **options).message(payload)])
         return receipt
 
@@ -54,6 +58,8 @@ class SyncProducer:
         """Store many messages in chunks, each stored whole or not at all."""
         check_name("topic", topic)
         refuse_one_id(options)
+        if self._layers:
+            return [self._produce_through(topic, payload, dict(options)) for payload in payloads]
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
         for message in map(draft(self._config, topic, **options).message, payloads):
@@ -77,6 +83,27 @@ class SyncProducer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        """Produce with the middleware around it, which cannot wait here."""
+        stored: list[str] = []
+
+        async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+            (receipt,) = self._send(topic, [draft(self._config, topic, **options).message(payload)])
+            stored.append(receipt)
+            return receipt
+
+        async def produce() -> Receipt:
+            return await around(self._layers, last)(topic, payload, options)
+
+        try:
+            return run_blocking(produce())
+        except Waited:
+            what = f"message {stored[0]} was stored before that" if stored else "nothing was stored"
+            raise ConfigError(
+                "in mq.sync, which has no event loop, a produce middleware must not wait for anything but "
+                f"call_next, but one did; {what}; use await mq.produce"
+            ) from None
+
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
         stores = self._stores or self._open()
         places: dict[int, list[int]] = {}
@@ -95,21 +122,20 @@ class SyncProducer:
         """Send one call, named so that sending it again stores nothing twice."""
         store = stores[messages[0].durability]
         produce = store.produce_delayed if messages[0].delay else store.produce
-        backoff, deadline = Backoff(), time.monotonic() + self._config.patience
+        config = self._config
+        within = config.socket_timeout + (
+            0.0 if messages[0].durability == "memory" else config.durability_timeout
+        )
         with self._name() as producer:
             call = self._calls.number()  # not before it has the name, whose numbers must grow
-            while True:
-                try:
-                    return run_blocking(produce(topic, messages, producer=producer, call=call))
-                except NotDurable as error:
-                    raise error.of(*(message.id for message in messages)) from None
-                except ServerUnavailable as error:
-                    wait = backoff.wait()
-                    if time.monotonic() + wait > deadline:
-                        raise ServerUnavailable(
-                            f"{error}; gave up after {self._config.patience:g} s"
-                        ) from error
-                    time.sleep(wait)
+            try:
+                return resend_blocking(
+                    lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
+                    patience=config.patience,
+                    within=within,
+                )
+            except NotDurable as error:
+                raise error.of(*(message.id for message in messages)) from None
 
     @contextmanager
     def _name(self) -> Iterator[str]:
@@ -129,8 +155,11 @@ class SyncProducer:
         with self._address.lock:
             if not self._stores:
                 url = self._address.enter(self)
-                plain = BlockingCommands(url, config.socket_timeout)
-                waiting = BlockingCommands(url, config.socket_timeout + config.durability_timeout)
+                revive = self._address.revive if config.url.startswith("embedded:") else None
+                plain = BlockingCommands(url, config.socket_timeout, revive=revive)
+                waiting = BlockingCommands(
+                    url, config.socket_timeout, waits=config.durability_timeout, revive=revive
+                )
                 self._connections = [plain, waiting]
                 keys = Keys(config.name)
                 commands: dict[Durability, Commands] = {"memory": plain}

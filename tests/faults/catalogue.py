@@ -6,6 +6,8 @@ from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
 from tests.faults.computing_threads import computing_threads
+from tests.faults.dead_idle import dead_idle
+from tests.faults.demoted_primary import demoted_primary
 from tests.faults.fuzz import fuzz
 from tests.faults.hung_loop import hung_loop, slow_neighbour
 from tests.faults.large_bodies import large_bodies
@@ -23,8 +25,10 @@ from tests.faults.sigterm import sigterm
 from tests.faults.silence import black_hole, half_open
 from tests.faults.slow_handlers import blocking_handler, long_handler, worker_stopped
 from tests.faults.slow_network import jitter, trickle
+from tests.faults.slow_uplink import slow_uplink
 from tests.faults.soak import soak
 from tests.faults.strange_data import strange_data
+from tests.faults.swallowed import swallowed
 from tests.faults.vanished import vanished
 from tests.faults.workers_killed import workers_killed
 from tests.faults.wrong_types import wrong_types
@@ -62,5 +66,9 @@ FAULTS: dict[str, Fault] = {
     "disk-full": disk_full,
     "computing-threads": computing_threads,
     "long-outage": long_outage,
+    "demoted-primary": demoted_primary,
+    "swallowed-network": swallowed,
+    "dead-idle-connections": dead_idle,
+    "slow-uplink": slow_uplink,
     "soak": soak,
 }

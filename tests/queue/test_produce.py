@@ -23,16 +23,18 @@ from mx_rmq import (
     StoreError,
 )
 from mx_rmq.records import Stored
-from tests.harness import all_keys, command, read_state
+from tests.harness import At, all_keys, command, read_state
+from tests.proxy import Proxy
 from tests.queue.helpers import PREFIX, bury, complete, in_order, store_of
 from tests.scripts.helpers import out_of_memory, unchanged
 from tests.worker.helpers import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from redis.asyncio import Redis
 
     from mx_rmq.embedded import EmbeddedServer
-    from tests.proxy import Proxy
 
 
 def through(proxy: Proxy, **options: Any) -> RedisMessageQueue:
@@ -586,3 +588,74 @@ async def test_middleware_may_refuse(queue: RedisMessageQueue, redis: Redis) -> 
     with pytest.raises(PermissionError):
         await queue.produce("t", 1)
     assert await all_keys(redis) == []
+
+
+# -- how long a caller waits
+
+
+async def told(*calls: Awaitable[Any]) -> list[float]:
+    """How long each caller waited until it was told that the server is unavailable."""
+
+    async def one(call: Awaitable[Any]) -> float:
+        began = time.monotonic()
+        with pytest.raises(ServerUnavailable, match="gave up"):
+            await call
+        return time.monotonic() - began
+
+    return await asyncio.gather(*map(one, calls))
+
+
+async def test_the_patience_of_those_who_wait_behind_others_begins_when_they_call(proxy: Proxy) -> None:
+    async with through(proxy, patience=4) as queue:
+        await queue.produce("t", 1)
+        proxy.away()
+        first = asyncio.ensure_future(told(queue.produce("t", 1), queue.produce("t", 2)))
+        await asyncio.sleep(0.1)  # both senders are busy with them
+        waited = await told(*(queue.produce("t", n) for n in range(6)))
+        assert max(*waited, *await first) < 5.5
+        proxy.back()
+        assert await queue.produce("t", 1)
+
+
+async def test_a_caller_who_came_later_is_not_told_with_those_before_it(proxy: Proxy, redis: Redis) -> None:
+    """Its patience is not over: it is stored when the server is back."""
+    async with through(proxy, patience=2) as queue:
+        await queue.produce("t", 0)
+        proxy.away()
+        early = asyncio.gather(*(queue.produce("t", n) for n in range(4)), return_exceptions=True)
+        await asyncio.sleep(1.2)  # it waits behind them, and goes on when they have given up
+        late = asyncio.ensure_future(queue.produce("t", 1, message_id="LATE"))
+        assert all(isinstance(error, ServerUnavailable) for error in await early)
+        assert not late.done()
+        proxy.back()
+        assert (await late).stored is Stored.STORED
+
+
+async def test_all_who_wait_for_the_queue_to_open_are_told_when_that_fails(proxy: Proxy) -> None:
+    """Not one attempt after the other, of which each takes the whole patience."""
+    queue = through(proxy, patience=0.5, check="warn")
+    proxy.away()
+    assert max(await told(*(queue.produce(f"t{n}", n) for n in range(20)))) < 2.5
+    proxy.back()
+    assert await queue.produce("t", 1)
+    await queue.close()
+
+
+async def test_batches_are_smaller_after_one_was_cut_while_it_was_leaving(tcp: str, redis: Redis) -> None:
+    """A line that breaks now and then gets a small one through; the call itself is sent again whole."""
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(2_000_000)
+        async with through(proxy, socket_timeout=1) as queue:
+            await asyncio.gather(*(queue.produce("t", n) for n in range(3)))
+            assert queue._producer is not None
+            (batcher,) = queue._producer._batchers.values()
+            calls = asyncio.gather(*(queue.produce("t", "x" * 500_000) for _ in range(6)))
+            await asyncio.sleep(0.6)  # some of it has left
+            proxy.cut()
+            await eventually(lambda: batcher._bound < 4 * 1024 * 1024)
+            assert len(set(await calls)) == 6
+            assert len(await in_order(redis)) == 9
+            for n in range(8):
+                await queue.produce("t", n)
+            await asyncio.gather(*(queue.produce("t", n) for n in range(20)))
+            assert batcher._bound == 4 * 1024 * 1024

@@ -373,3 +373,64 @@ def test_a_script_that_forgets_to_close_ends_all_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30, check=True)
     assert len(done.stdout.strip()) == 22
     assert done.stderr == b""
+
+
+# -- middleware
+
+
+async def test_the_produce_middleware_is_around_it_too(queue: RedisMessageQueue, redis: Redis) -> None:
+    @queue.produce_middleware
+    async def outer(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+        options["headers"] = {**(options.get("headers") or {}), "trace": "T1"}
+        return await call_next(topic, [payload], options)
+
+    @queue.produce_middleware
+    async def inner(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+        return await call_next("moved", [*payload, options["headers"]["trace"]], options)
+
+    receipts = [queue.sync.produce("t", 1, headers={"a": "b"}), *queue.sync.produce_many("t", [2, 3])]
+    assert await in_order(redis, "moved") == receipts
+    bodies = [json.loads(await command(redis, "HGET", f"{PREFIX}payload", id_)) for id_ in receipts]
+    assert [body["payload"] for body in bodies] == [[n, "T1"] for n in (1, 2, 3)]
+    assert bodies[0]["headers"] == {"a": "b", "trace": "T1"}
+
+
+async def test_middleware_that_waits_is_refused_and_says_what_was_stored(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    early = True
+
+    @queue.produce_middleware
+    async def waits(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+        if early:
+            await asyncio.sleep(0)
+        receipt = await call_next(topic, payload, options)
+        await asyncio.sleep(0)
+        return receipt
+
+    with pytest.raises(ConfigError, match=r"nothing was stored; use await mq\.produce"):
+        queue.sync.produce("t", 1)
+    assert await in_order(redis) == []
+    early = False
+    with pytest.raises(ConfigError, match="message A1 was stored before that"):
+        queue.sync.produce("t", 1, message_id="A1")
+    assert await in_order(redis) == ["A1"]
+
+
+# -- connections that are neither dead nor healthy
+
+
+async def test_idle_connections_that_are_all_dead_cost_one_timeout(proxy: Proxy, redis: Redis) -> None:
+    with through(proxy, socket_timeout=1) as producer:
+        start = threading.Barrier(6)
+
+        def work() -> None:
+            start.wait(10)
+            for n in range(10):
+                producer.produce("t", n)
+
+        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(6)))
+        proxy.half_open()
+        began = time.monotonic()
+        assert await asyncio.to_thread(producer.produce, "t", 1)
+        assert time.monotonic() - began < 2

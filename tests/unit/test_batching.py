@@ -315,3 +315,51 @@ async def test_a_sender_cancelled_before_it_began_leaves_nobody_waiting(wire: Wi
         await batcher.drained()
     assert wire.batches == []
     assert batcher.idle
+
+
+# -- when it cannot be sent
+
+
+async def test_callers_who_wait_no_longer_are_told_and_the_others_go_on(wire: Wire) -> None:
+    batcher = Batcher(wire.send)
+    first = batcher.add(1)
+    await wire.carried(1)
+    waiting = [batcher.add(n) for n in range(2, 6)]
+    batcher.give_up(lambda item: item <= 3, LookupError("over"))
+    for future in (first, *waiting[:2]):
+        with pytest.raises(LookupError, match="over"):
+            await future
+    wire.answer()
+    wire.answer()
+    assert await asyncio.gather(*waiting[2:]) == ["r4", "r5"]
+    assert wire.batches == [[1], [4, 5]]
+    assert batcher.idle
+
+
+async def test_batches_are_smaller_after_a_loss_and_grow_again(wire: Wire) -> None:
+    heavy = 512 * 1024
+    batcher = Batcher(wire.send, weigh=lambda _: heavy, most_weight=4 * heavy)
+    batcher.put(0)
+    await wire.carried(1)
+    batcher.shrink()
+    batcher.shrink()
+    for n in range(1, 20):
+        batcher.put(n)
+    for _ in range(20):
+        wire.answer()
+    await batcher.drained()
+    assert [len(batch) for batch in wire.batches[:5]] == [1, 2, 4, 4, 4]
+
+
+async def test_batches_never_shrink_to_nothing(wire: Wire) -> None:
+    batcher = Batcher(wire.send, weigh=lambda _: 1024)
+    for _ in range(50):
+        batcher.shrink()
+    batcher.put(0)
+    await wire.carried(1)
+    for n in range(1, 11):
+        batcher.put(n)
+    wire.answer()
+    wire.answer()
+    await batcher.drained()
+    assert [len(batch) for batch in wire.batches] == [1, 10]

@@ -2,25 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from redis.exceptions import ResponseError
 
 from mx_rmq.blocking import run_blocking
+from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.errors import ConfigError, OutOfMemory, ServerUnavailable
 from mx_rmq.keys import Keys
 from mx_rmq.records import NewMessage, Stored
 from mx_rmq.shard import BlockingCommands
 from mx_rmq.store import Store
-from tests.harness import command
+from tests.harness import At, command
 from tests.proxy import Proxy
 from tests.scripts.helpers import out_of_memory
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from mx_rmq.embedded import EmbeddedServer
 
 
 def test_the_result_of_a_coroutine_that_never_waits() -> None:
@@ -166,3 +166,96 @@ def test_many_threads_share_it(server: EmbeddedServer, redis: Redis) -> None:
         thread.join(30)
     assert wrong == []
     commands.close()
+
+
+# -- neither dead nor healthy
+
+
+def idle_connections(commands: BlockingCommands, count: int) -> None:
+    """Leave so many connections behind."""
+    start = threading.Barrier(count)
+
+    def one() -> None:
+        start.wait(10)
+        run_blocking(commands.execute_command("BLPOP", "nothing", 0.2))
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_idle_connections_are_given_up_with_one_that_is_dead(server: EmbeddedServer, redis: Redis) -> None:
+    """A router forgets them together; else each attempt would take the next dead one."""
+    with Proxy(server) as proxy:
+        commands = BlockingCommands(proxy.url, timeout=0.5)
+        idle_connections(commands, 5)
+        assert proxy.connections == 5
+        proxy.half_open()
+        with pytest.raises(ServerUnavailable):
+            run_blocking(commands.execute_command("PING"))
+        assert run_blocking(commands.execute_command("PING"))
+        assert proxy.connections == 6
+        commands.close()
+
+
+async def test_a_demoted_server_is_left_by_all_connections(server: EmbeddedServer, redis: Redis) -> None:
+    with Proxy(server) as proxy, EmbeddedServer.open() as successor:
+        commands = BlockingCommands(proxy.url, timeout=5)
+        idle_connections(commands, 3)
+        await command(redis, "REPLICAOF", "127.0.0.1", "1")
+        try:
+            with pytest.raises(ServerUnavailable, match="cannot serve now"):
+                run_blocking(commands.execute_command("EVAL", "return redis.call('SET', 'k', 'v')", 0))
+            proxy.lead_to(successor)
+            for _ in range(3):
+                assert run_blocking(commands.execute_command("SET", "k", "v"))
+        finally:
+            await command(redis, "REPLICAOF", "NO", "ONE")
+        commands.close()
+
+
+def test_a_connection_in_use_when_the_others_are_given_up_is_closed_after_it(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    with Proxy(server) as proxy:
+        commands = BlockingCommands(proxy.url, timeout=5)
+        popping = threading.Thread(
+            target=run_blocking, args=[commands.execute_command("BLPOP", "nothing", 0.5)]
+        )
+        popping.start()
+        while b"BLPOP" not in proxy.commands:
+            time.sleep(0.01)
+        commands.close()
+        popping.join()
+        assert run_blocking(commands.execute_command("PING"))
+        assert proxy.connections == 2
+        commands.close()
+
+
+async def test_a_command_that_is_still_leaving_is_not_given_up(tcp: str) -> None:
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(400_000)
+        commands = BlockingCommands(proxy.url, timeout=0.5)
+        big = b"x" * 800_000
+        reply = await asyncio.to_thread(run_blocking, commands.execute_command("SET", "big", big))
+        assert reply in (b"OK", True)
+        assert await asyncio.to_thread(run_blocking, commands.execute_command("STRLEN", "big")) == 800_000
+        assert proxy.connections == 1
+        commands.close()
+
+
+async def test_a_line_that_stands_still_is_given_up_although_bytes_are_waiting(tcp: str) -> None:
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(400_000)
+        commands = BlockingCommands(proxy.url, timeout=0.5)
+        await asyncio.to_thread(run_blocking, commands.execute_command("PING"))
+        proxy.freeze()
+        async with asyncio.timeout(5):
+            with pytest.raises(ServerUnavailable):
+                await asyncio.to_thread(
+                    run_blocking, commands.execute_command("SET", "big", b"x" * 10_000_000)
+                )
+        proxy.thaw()
+        commands.close()

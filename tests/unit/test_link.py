@@ -3,27 +3,31 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
-import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 import pytest
+from redis import ConnectionPool as BlockingPool
+from redis.asyncio import ConnectionPool
 from redis.exceptions import NoScriptError, ResponseError
 
+from mx_rmq.blocking import run_blocking
+from mx_rmq.connect import connections
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.errors import ConfigError, ServerUnavailable
-from mx_rmq.link import Link
-from tests.harness import command, free_port
+from mx_rmq.link import CutShort, Link, Links
+from mx_rmq.shard import BlockingCommands
+from tests.harness import At, command
+from tests.proxy import Proxy
+from tests.tls import Tls
 from tests.worker.helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from redis.asyncio import Redis
-
-    from tests.proxy import Proxy
 
 
 @pytest.fixture
@@ -331,8 +335,7 @@ async def test_many_first_callers_open_one_connection(proxy: Proxy) -> None:
         assert proxy.connections == 1
 
 
-async def test_a_caller_that_gives_up_while_connecting_leaves_no_connection_behind(proxy: Proxy) -> None:
-    """Warnings are errors here, and an unclosed connection would warn."""
+async def test_a_caller_that_gives_up_while_connecting_does_not_end_it_for_the_others(proxy: Proxy) -> None:
     proxy.freeze()
     async with through(proxy) as link:
         first = asyncio.ensure_future(link.execute_command("PING"))
@@ -346,8 +349,136 @@ async def test_a_caller_that_gives_up_while_connecting_leaves_no_connection_behi
         await asyncio.gather(first, return_exceptions=True)
         proxy.thaw()
         assert await second == b"PONG"
+        assert proxy.connections == 1
+
+
+async def test_callers_that_all_give_up_while_connecting_leave_no_connection_behind(proxy: Proxy) -> None:
+    """Warnings are errors here, and an unclosed connection would warn."""
+    proxy.freeze()
+    async with through(proxy) as link:
+        calls = [asyncio.ensure_future(link.execute_command("PING")) for _ in range(2)]
+        await eventually(lambda: proxy.connections == 1)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        proxy.thaw()
+        assert link.connection == 0
+        assert await link.execute_command("PING") == b"PONG"
         assert proxy.connections == 2
     gc.collect()
+
+
+async def test_a_failed_connect_is_told_to_all_who_wait_for_it(proxy: Proxy) -> None:
+    """Not one attempt after the other: the last of a hundred would wait for a hundred timeouts."""
+    proxy.freeze()
+    async with through(proxy, seconds=0.3) as link:
+        began = asyncio.get_running_loop().time()
+        calls = [link.execute_command("PING") for _ in range(100)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, ServerUnavailable) for result in results)
+        assert len(set(map(id, results))) == 100
+        assert asyncio.get_running_loop().time() - began < 3
+        assert proxy.connections == 1
+    proxy.thaw()
+
+
+async def test_connecting_and_the_first_reply_have_one_timeout(proxy: Proxy, redis: Redis) -> None:
+    """The connection is kept: if it is only slow, the next attempt has all the time for its reply."""
+    proxy.freeze()
+    async with through(proxy, seconds=2) as link:
+        began = asyncio.get_running_loop().time()
+        call = asyncio.ensure_future(link.execute_command("BLPOP", "nothing", 30))
+        await asyncio.sleep(1.4)
+        proxy.thaw()
+        with pytest.raises(ServerUnavailable, match="no answer within 2 s"):
+            await call
+        assert asyncio.get_running_loop().time() - began < 3
+        assert link.connection == 1
+
+
+# -- a server that is not the primary any more
+
+
+async def test_a_demoted_server_is_left_and_its_address_asked_again(proxy: Proxy, redis: Redis) -> None:
+    """The old one lives on as a replica, so its connections are never closed by it."""
+    with EmbeddedServer.open() as successor:
+        async with through(proxy) as link, through(proxy) as popping:
+            await link.execute_command("PING")
+            pop = asyncio.ensure_future(popping.execute_command("BLPOP", "nothing", 30))
+            await eventually(lambda: b"BLPOP" in proxy.commands)
+            await command(redis, "REPLICAOF", "127.0.0.1", "1")
+            try:
+                with pytest.raises(ServerUnavailable, match=r"UNBLOCKED|lost"):
+                    await pop
+                others = [link.execute_command("ECHO", "other") for _ in range(3)]
+                write = link.execute_command("SET", "k", "v")
+                behind = [link.execute_command("ECHO", "behind") for _ in range(3)]
+                assert await asyncio.gather(*others) == [b"other"] * 3
+                with pytest.raises(ServerUnavailable, match="READONLY"):
+                    await write
+                for each in await asyncio.gather(*behind, return_exceptions=True):
+                    assert isinstance(each, ServerUnavailable)
+                proxy.lead_to(successor)
+                assert await link.execute_command("SET", "k", "v") == b"OK"
+                assert await popping.execute_command("GET", "k") == b"v"
+            finally:
+                await command(redis, "REPLICAOF", "NO", "ONE")
+
+
+async def test_a_server_that_stays_a_replica_is_not_asked_in_a_hot_loop(proxy: Proxy, redis: Redis) -> None:
+    await command(redis, "REPLICAOF", "127.0.0.1", "1")
+    try:
+        async with through(proxy) as link:
+            tries, until = 0, asyncio.get_running_loop().time() + 1.5
+            while asyncio.get_running_loop().time() < until:
+                with pytest.raises(ServerUnavailable, match="READONLY"):
+                    await link.execute_command("SET", "k", "v")
+                tries += 1
+            assert 2 <= tries < 15
+    finally:
+        await command(redis, "REPLICAOF", "NO", "ONE")
+
+
+async def test_connections_for_each_call_are_given_up_with_one_that_is_dead(proxy: Proxy) -> None:
+    links = Links(proxy.url, timeout=0.5)
+    both = [links.execute_together(("BLPOP", "nothing", 0.1)) for _ in range(3)]
+    await asyncio.gather(*both)
+    assert proxy.connections == 3
+    proxy.half_open()
+    (lost,) = await links.execute_together(("PING",))
+    assert isinstance(lost, ServerUnavailable)
+    replies = await asyncio.gather(*(links.execute_together(("PING",)) for _ in range(3)))
+    assert replies == [[b"PONG"]] * 3
+    assert proxy.connections == 6
+    await links.close()
+
+
+# -- a line that is slow
+
+
+async def test_a_command_that_is_still_leaving_is_not_given_up(server: EmbeddedServer, tcp: str) -> None:
+    """Silence counts from when the server can have got the whole of it."""
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(400_000)
+        async with through(proxy, seconds=0.5) as link:
+            await link.execute_command("PING")
+            calls = [link.execute_command("SET", f"k{n}", b"x" * 400_000) for n in range(2)]
+            assert await asyncio.gather(*calls) == [b"OK"] * 2
+            assert proxy.connections == 1
+
+
+async def test_a_line_that_stands_still_is_given_up_although_bytes_are_waiting(
+    server: EmbeddedServer, tcp: str
+) -> None:
+    with Proxy(At(tcp)) as proxy:
+        proxy.throttle(400_000)
+        async with through(proxy, seconds=0.5) as link:
+            await link.execute_command("PING")
+            proxy.freeze()
+            async with asyncio.timeout(5):
+                with pytest.raises(CutShort, match=r"no answer within 0\.5 s"):
+                    await link.execute_command("SET", "k", b"x" * 10_000_000)
+        proxy.thaw()
 
 
 async def test_close_fails_those_who_wait(proxy: Proxy) -> None:
@@ -443,6 +574,11 @@ async def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedS
         "redis://:hid/den@localhost:6379",
         "redis://user:hidden@localhost:port",
         "redis://user:hidden@[::1",
+        "redis://user:1@hidden/2@localhost:6379",
+        "redis://:1/hidden@localhost:6379",
+        "redis://:1?hidden@localhost:6379",
+        "redis://user:1@hidden#2@localhost:6379",
+        "unix://user:1/hidden@/run/redis.sock",
         "redis://user:hidden\u2100@localhost",
         "redis://user:hidden@localhost?db=nonsense",
         "redis://user:hidden@localhost?nonsense=1",
@@ -461,26 +597,39 @@ def test_a_wrong_url_is_a_config_error_that_does_not_show_it(url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A server that speaks TLS, and the certificate to trust; the bundled one does not."""
-    redis_server, openssl = shutil.which("redis-server"), shutil.which("openssl")
-    if redis_server is None or openssl is None:
-        pytest.skip("needs a redis-server with TLS, and openssl")
-    home = tmp_path_factory.mktemp("tls")
-    key, certificate = home / "key.pem", home / "certificate.pem"
-    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = "-addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    made = [openssl, *request.split(), *names.split(), "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(made, check=True, capture_output=True)
-    port = free_port()
-    options = f"--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no"
-    with EmbeddedServer.open(binary=Path(redis_server), options=options.split()):
-        yield f"rediss://localhost:{port}", certificate
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
+    """A server behind a door that speaks TLS."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    with EmbeddedServer.open() as server, Tls(server, tmp_path_factory.mktemp("tls")) as door:
+        yield door
 
 
-async def test_it_speaks_tls(tls: tuple[str, Path]) -> None:
-    url, certificate = tls
-    link = Link(f"{url}?ssl_ca_certs={certificate}", timeout=5)
+@pytest.fixture(params=["link", "blocking"])
+def ping(request: pytest.FixtureRequest) -> Callable[[str], Awaitable[bytes]]:
+    """Asks a server over each kind of connection."""
+
+    async def over_link(url: str) -> bytes:
+        link = Link(url, timeout=5)
+        try:
+            pong: bytes = await link.execute_command("PING")
+        finally:
+            await link.close()
+        return pong
+
+    async def over_blocking(url: str) -> bytes:
+        commands = BlockingCommands(url, timeout=5)
+        try:
+            pong: bytes = await asyncio.to_thread(run_blocking, commands.execute_command("PING"))
+        finally:
+            commands.close()
+        return pong
+
+    return over_link if request.param == "link" else over_blocking
+
+
+async def test_it_speaks_tls(tls: Tls) -> None:
+    link = Link(f"{tls.url}?ssl_ca_certs={tls.certificate}", timeout=5)
     big = b"x" * 3_000_000
     await link.execute_command("SET", "big", big)
     replies = await asyncio.gather(
@@ -492,10 +641,39 @@ async def test_it_speaks_tls(tls: tuple[str, Path]) -> None:
     await link.close()
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(tls: tuple[str, Path]) -> None:
-    link = Link(tls[0], timeout=5)
-    with pytest.raises(ServerUnavailable, match="certificate"):
-        await link.execute_command("PING")
+async def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(
+    tls: Tls, ping: Callable[[str], Awaitable[bytes]]
+) -> None:
+    """Waiting would not help."""
+    with pytest.raises(ConfigError, match=r"certificate is refused: .*ssl_ca_certs"):
+        await ping(tls.url)
+
+
+async def test_the_host_name_in_a_certificate_is_checked(
+    tls: Tls, ping: Callable[[str], Awaitable[bytes]]
+) -> None:
+    """The certificate is valid, but for another host: 127.0.0.1 is localhost, and not named in it."""
+    elsewhere = f"{tls.url.replace('localhost', '127.0.0.1')}?ssl_ca_certs={tls.certificate}"
+    with pytest.raises(ConfigError, match="certificate is refused"):
+        await ping(elsewhere)
+    assert await ping(f"{elsewhere}&ssl_check_hostname=false") in (b"PONG", True)
+    assert await ping(f"{tls.url}?ssl_ca_certs={tls.certificate}") in (b"PONG", True)
+    assert await ping(f"{tls.url.replace('localhost', '127.0.0.1')}?ssl_cert_reqs=none") in (b"PONG", True)
+
+
+@pytest.mark.parametrize("kind", [ConnectionPool, BlockingPool])
+def test_host_names_are_checked_by_every_version_of_redis_py(kind: type[Any]) -> None:
+    """Those before 6 do it only if they are told to."""
+
+    def checks(url: str) -> object:
+        return connections(kind, url).connection_kwargs.get("ssl_check_hostname")
+
+    assert checks("rediss://host") is True
+    assert checks("rediss://host?ssl_check_hostname=true") is True
+    assert checks("rediss://host?ssl_check_hostname=false") is False
+    assert checks("rediss://host?ssl_cert_reqs=optional") is True
+    assert checks("rediss://host?ssl_cert_reqs=none") in (None, False)
+    assert checks("redis://host") is None
 
 
 async def test_tls_to_a_plain_server_is_refused_cleanly(tcp: str) -> None:
@@ -505,8 +683,8 @@ async def test_tls_to_a_plain_server_is_refused_cleanly(tcp: str) -> None:
     gc.collect()
 
 
-async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: tuple[str, Path]) -> None:
-    link = Link(tls[0].replace("rediss://", "redis://"), timeout=0.5)
+async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: Tls) -> None:
+    link = Link(tls.url.replace("rediss://", "redis://"), timeout=0.5)
     with pytest.raises(ServerUnavailable):
         await link.execute_command("PING")
     gc.collect()

@@ -214,3 +214,63 @@ async def test_scripts_the_server_forgot_are_sent_again(make_queue: MakeQueue, r
         await redis.script_flush()
         await mq.produce("t", n)
         await eventually(lambda: len(seen) == n + 1)  # noqa: B023 - awaited within the turn
+
+
+# -- a server that is not the primary any more
+
+
+@ONE_SERVER
+async def test_one_connection_that_is_told_of_a_demotion_takes_the_others_with_it(
+    make_queue: MakeQueue, server: EmbeddedServer, redis: Redis
+) -> None:
+    """An idle worker only reads over its shared connection, and a replica answers that."""
+    with Proxy(server) as proxy, EmbeddedServer.open() as successor:
+        mq, outside = make_queue(proxy.url, poll=60), make_queue(successor.url)
+        seen = listen(mq)
+        await mq.start()
+        await mq.produce("t", 1)
+        await eventually(lambda: seen == [1])
+        await outside.open()
+        proxy.lead_to(successor)
+        try:
+            await command(redis, "REPLICAOF", "127.0.0.1", "1")
+            await eventually(lambda: outside.workers(), within=4)
+            await outside.produce("t", 2)
+            await eventually(lambda: seen == [1, 2])
+            await mq.close()
+            await outside.close()
+        finally:
+            await command(redis, "REPLICAOF", "NO", "ONE")
+
+
+# -- an embedded server that dies
+
+
+@pytest.mark.parametrize("where", ["private", "short", "long"])
+async def test_an_embedded_server_that_dies_is_started_again_by_a_running_queue(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a long path its socket is elsewhere each time."""
+    with tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home:
+        url = {
+            "private": "embedded://",
+            "short": f"embedded://{home}/d",
+            "long": f"embedded://{home}/{'d' * 99}",
+        }
+        async with RedisMessageQueue(url[where], name="q", check="off", poll=0.5, grace=0) as mq:
+            seen = listen(mq)
+            await mq.start()
+            await mq.produce("t", 0)
+            await asyncio.to_thread(mq.sync.produce, "t", 1)
+            await eventually(lambda: sorted(seen) == [0, 1])
+            await mq.produce("other", 1, message_id="KEPT")
+            for n in (2, 4):
+                server = mq._address._server
+                assert server is not None
+                os.kill(server.pid, signal.SIGKILL)
+                await asyncio.gather(mq.produce("t", n), asyncio.to_thread(mq.sync.produce, "t", n + 1))
+                await eventually(lambda: set(seen) == set(range(n + 2)))  # noqa: B023 - awaited within the turn
+            assert (await mq.get("KEPT")).state == ("gone" if where == "private" else "pending")
+            assert [record.lost for record in events(caplog, "embedded.restarted")] == [
+                "everything: it was in memory only" if where == "private" else "nothing"
+            ] * 2
