@@ -97,6 +97,8 @@ class Overdue(NamedTuple):
     taken: list[Takeover]
     cleaned: list[str]
     poisoned: list[str]
+    belated: bool = False
+    """The call came after the instant it was bound to, so nothing was taken over or changed."""
 
 
 class Promotion(NamedTuple):

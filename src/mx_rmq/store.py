@@ -155,10 +155,17 @@ class Store:
             args += (delivery.id, delivery.token, body, error)
         return _statuses(Settled, await self._run("move_to_dlq", args, topic))
 
-    async def take_over(self, limit: int, *, lease: float, holder: str) -> Overdue:
-        """Take over, as *holder*, what ran past its deadline."""
-        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder))
-        now, cells, cleaned, poisoned = await self._run("handle_timeout_message", args)
+    async def take_over(
+        self, limit: int, *, lease: float, holder: str, before: float | None = None
+    ) -> Overdue:
+        """Take over, as *holder*, what ran past its deadline.
+
+        A call that the server sees after *before*, by its own clock in seconds, changes nothing: whatever
+        held it up may have held up the heartbeats of living owners too.
+        """
+        bound = "" if before is None else round(before * 1e6)
+        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound)
+        now, cells, cleaned, poisoned, belated = await self._run("handle_timeout_message", args)
         taken = [
             Takeover(
                 Delivery(id_.decode(), topic.decode(), token.decode(), body, float(expires) / 1000),
@@ -167,7 +174,7 @@ class Store:
             )
             for id_, topic, body, token, cause, expires, previous in zip(*[iter(cells)] * 7, strict=True)
         ]
-        return Overdue(int(now) / 1e6, taken, _texts(cleaned), _texts(poisoned))
+        return Overdue(int(now) / 1e6, taken, _texts(cleaned), _texts(poisoned), bool(belated))
 
     async def next_delay(self) -> NextDelay:
         """Say when the first delayed message is due."""

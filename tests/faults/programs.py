@@ -180,8 +180,8 @@ def note_recovery(ledger: Ledger) -> None:
     """Write down what this process's monitor took over, and what its scheduler put back into its lane."""
     take_over, promote = Store.take_over, Store.promote
 
-    async def noted_take_over(store: Store, limit: int, *, lease: float, holder: str) -> Overdue:
-        overdue = await take_over(store, limit, lease=lease, holder=holder)
+    async def noted_take_over(store: Store, limit: int, **options: Any) -> Overdue:
+        overdue = await take_over(store, limit, **options)
         for takeover in overdue.taken:
             ledger.write("taken", takeover.delivery.id, token=takeover.delivery.token)
         return overdue

@@ -72,6 +72,8 @@ class Monitor(NamedTuple):
     lease: float
     worker: str
     lost: bool
+    patience: float | None
+    """How many seconds later the call still counts; sent again later it changes nothing."""
 
 
 class Settle(NamedTuple):
@@ -271,7 +273,8 @@ class Mixer:
         yield Take(self.topic(), self.limit(), self.lease(), self.worker(), self.seldom(), self.maybe())
 
     def monitor(self) -> Iterable[Any]:
-        yield Monitor(self.limit(), self.lease(), self.worker(), self.seldom())
+        patience = self.choose((None, None, 1.0, 0.0, -0.001))
+        yield Monitor(self.limit(), self.lease(), self.worker(), self.seldom(), patience)
 
     def settle(self, verb: str) -> Iterable[Any]:
         aim = self.choose((*["held"] * 7, "old", "old", "doubled", "forged", "astray"))
@@ -335,7 +338,7 @@ class Mixer:
         topic, lane = self.topic(), self.lane()
         crowd = tuple(Spec(n, lane, ttl, 0.0) for n, ttl in enumerate((None, 0.0, None)))
         yield Produce(topic, crowd, False, "")
-        yield Monitor(1000, self.lease(), "w2", False)
+        yield Monitor(1000, self.lease(), "w2", False, None)
         yield from self.found(topic)
 
     def found(self, topic: str) -> Iterable[Any]:

@@ -143,8 +143,9 @@ class Machine:
                 return Call("produce_delayed" if delayed else "produce", (topic, messages), named)
             case Take(topic, limit, lease, worker):
                 return Call("claim", (topic, limit), {"lease": lease, "holder": worker})
-            case Monitor(limit, lease, worker):
-                return Call("take_over", (limit,), {"lease": lease, "holder": worker})
+            case Monitor(limit=limit, lease=lease, worker=worker, patience=patience):
+                before = None if patience is None else (self.clock.us + 1) / 1e6 + patience
+                return Call("take_over", (limit,), {"lease": lease, "holder": worker, "before": before})
             case Settle():
                 return self.settle(step)
             case Promote(limit=limit):

@@ -238,6 +238,13 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "local late = redis.call('ZRANGE', monitor, '-inf', now_ms + 1,",
     ),
     Mutant(
+        "take-over-belated",
+        "a take-over that was held up on its way takes nothing",
+        "handle_timeout_message.lua",
+        "if now_us > before_us then return { now, {}, {}, {}, 1 } end\n",
+        "",
+    ),
+    Mutant(
         "take-over-refused-when-full",
         "a full server lets the monitor recover messages",
         "handle_timeout_message.lua",

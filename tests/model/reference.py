@@ -227,7 +227,9 @@ class Reference:
                 self._count(topic, "dead")
         return answer
 
-    def take_over(self, limit: int, *, lease: float, holder: str) -> Overdue:
+    def take_over(self, limit: int, *, lease: float, holder: str, before: float | None = None) -> Overdue:
+        if before is not None and self.now_us > round(before * 1e6):
+            return Overdue(self.now_us / 1e6, [], [], [], belated=True)
         for id_ in [id_ for id_, until in self.done.items() if until <= self.now]:
             del self.done[id_]
             self.changed = True

@@ -414,8 +414,8 @@ DRIVES = {
     ),
     "take_over": Drive(
         "handle_timeout_message",
-        lambda store: store.take_over(7, lease=1.5, holder="w1"),
-        {"prefix": PREFIX, "limit": 7, "lease_ms": 1500, "holder": "w1"},
+        lambda store: store.take_over(7, lease=1.5, holder="w1", before=2.5),
+        {"prefix": PREFIX, "limit": 7, "lease_ms": 1500, "holder": "w1", "before_us": 2_500_000},
     ),
     "next_delay": Drive("get_next_delay_task", lambda store: store.next_delay(), {}),
     "promote": Drive("process_delay_message", lambda store: store.promote(7), {"prefix": PREFIX, "limit": 7}),

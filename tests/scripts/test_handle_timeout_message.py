@@ -46,8 +46,10 @@ HEALTHY = together(
 """One message in every place, none past its deadline (the delayed one has none)."""
 
 
-async def take_over(store: Store, limit: int = 1000, holder: str = "monitor") -> Overdue:
-    return await store.take_over(limit, lease=LEASE, holder=holder)
+async def take_over(
+    store: Store, limit: int = 1000, holder: str = "monitor", before: float | None = None
+) -> Overdue:
+    return await store.take_over(limit, lease=LEASE, holder=holder, before=before)
 
 
 def taken(id_: str, topic: str, token: str, cause: str, expires_ms: float, previous: str) -> Takeover:
@@ -86,6 +88,27 @@ async def test_nothing_past_its_deadline_is_nothing_to_do(store: Store, redis: R
     await seed(redis, HEALTHY)
     async with unchanged(redis):
         assert await take_over(store) == Overdue(FIRST / 1e6, [], [], [])
+
+
+async def test_a_call_that_was_held_up_takes_nothing_and_says_so(store: Store, redis: Redis) -> None:
+    """What held it up held up the owners too: they extend before the next call, which may take over."""
+    late = together(
+        leased("a", ends=NOW - 1),
+        pending("b", expires=NOW - 1),
+        {"done": {"old": NOW - 1.0}, "all_expire_monitor": {"leftover": NOW - 1.0}},
+    )
+    await seed(redis, HEALTHY, late)
+    async with unchanged(redis):
+        assert await take_over(store, before=(FIRST - 1) / 1e6) == Overdue(
+            FIRST / 1e6, [], [], [], belated=True
+        )
+
+
+async def test_a_call_in_the_very_instant_it_is_bound_to_counts(store: Store, redis: Redis) -> None:
+    await seed(redis, leased("a", ends=NOW - 1))
+    overdue = await take_over(store, before=FIRST / 1e6)
+    assert [row.delivery.id for row in overdue.taken] == ["a"]
+    assert not overdue.belated
 
 
 async def test_an_empty_queue_stays_empty(store: Store, redis: Redis) -> None:

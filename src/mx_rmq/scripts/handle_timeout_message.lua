@@ -3,21 +3,25 @@
 -- or dead-letters them; if it dies first, the next monitor takes them over in turn.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 done zset
 --          5 counters hash
--- ARGV     prefix, limit, lease_ms, holder; now_us
+-- ARGV     prefix, limit, lease_ms, holder, before_us; now_us
+--          (before_us: '' or until when the call counts. One that was held up on its way changes
+--          nothing: living owners, held up with it, get to extend their leases first)
 -- Returns  now_us,
 --          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
 --          (cause: 'lapsed' | 'started', which is lapsed while it ran | 'expired'),
 --          ids whose leftovers were cleaned up, ids put off for a minute because their topic is
---          missing or a key of it has the wrong type
+--          missing or a key of it has the wrong type, 1 if the call came too late or else 0
 -- Keeps    I1 I2 I3 I6 I7 I8
 -- Uses     clock digits bounded count instant is_name lease drop_hint relieve
 local payload, monitor, delay_tasks, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, limit, lease_ms, holder = ARGV[1], bounded(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local before_us = tonumber(ARGV[5]) or math.huge
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 local now = digits(now_us)
 local most_bytes, put_off_ms = 4194304, 60000
 
+if now_us > before_us then return { now, {}, {}, {}, 1 } end
 redis.call('ZCARD', delay_tasks)
 redis.call('HLEN', payload)
 local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, 1000)
@@ -82,4 +86,4 @@ end
 for topic, causes in pairs(tally) do
   for cause, amount in pairs(causes) do count(counters, topic, cause, amount, now_us) end
 end
-return { now, rows, cleaned_ids, poisoned }
+return { now, rows, cleaned_ids, poisoned, 0 }
