@@ -242,12 +242,6 @@ def counts(state: State, reference: Reference) -> Broken:
             yield f"topic {topic} has {dead} dead messages, but counted {dict(of)}"
     if counters != reference.counters:
         yield f"counted {counters}, not {dict(reference.counters)}"
-    minutes: Counter[str] = Counter()
-    for name in state.keys:
-        if name.startswith("counters:"):
-            minutes.update({field: int(count) for field, count in state.fields(name).items()})
-    if minutes != reference.counters:
-        yield f"by the minute counted {dict(minutes)}, not {dict(reference.counters)}"
 
 
 def bookkeeping(state: State, reference: Reference) -> Broken:
@@ -263,7 +257,7 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
     if {name: value for name, value in state.keys.items() if name.startswith("call:")} != calls:
         yield f"the remembered calls are not {calls}"
     for name in state.keys:
-        if name not in KNOWN and not name.startswith(("call:", "counters:")):
+        if name not in KNOWN and not name.startswith("call:"):
             yield f"there is a key {name}"
 
 

@@ -117,18 +117,6 @@ async def test_a_key_that_messages_do_not_need_stops_nothing(
     assert after == state
 
 
-@pytest.mark.parametrize("script", [script for script, part, _ in declared() if part == "counters"])
-async def test_a_wrong_counter_of_the_minute_stops_nothing(
-    script: str, store: Store, redis: Redis, clock: Clock
-) -> None:
-    answer, state = await healthy(script, store, redis, clock)
-    [minute] = counted({}).keys() - {"counters"}
-    await spoil(redis, minute)
-    assert await CALLS[script](store, clock) == answer
-    state[minute] = WRONG
-    assert await everything(redis) == state
-
-
 async def test_a_call_that_names_nothing_still_says_what_is_wrong(store: Store, redis: Redis) -> None:
     await spoil(redis, "delay_tasks")
     with pytest.raises(WrongKeyType, match=r"rename or delete"):
@@ -198,8 +186,7 @@ async def test_the_scheduler_goes_on_beside_a_poisoned_lane(
     state["delay_tasks"][put_off] = clock.ms + 60_000.0
     state["payload"][f"{put_off}:keep"] = before["payload"][f"{put_off}:keep"]
     state[f"t:{lane}"] = WRONG
-    for counters in ("counters", *(counted({}, at_ms=clock.ms).keys() - {"counters"})):
-        state[counters]["t:promoted"] = "2"
+    state["counters"]["t:promoted"] = "2"
     assert await everything(redis) == state
 
 

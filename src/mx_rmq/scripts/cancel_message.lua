@@ -6,10 +6,9 @@
 -- Returns  per message: 1 cancelled | 0 running | -1 gone | -2 dead
 --          | -3 its topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I5 I6 I8
--- Uses     clock count batch drop_hint
+-- Uses     count batch drop_hint
 local payload, monitor, delay_tasks, dlq, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix = ARGV[1]
-local now_us = clock()
 
 redis.call('ZCARD', monitor)
 redis.call('ZCARD', delay_tasks)
@@ -35,7 +34,7 @@ for n, id in ipairs(ids) do
     redis.call('ZREM', monitor, id)
     redis.call('ZREM', delay_tasks, id)
     drop_hint(prefix, topics[id], id)
-    count(counters, topics[id], 'cancelled', 1, now_us)
+    count(counters, topics[id], 'cancelled', 1)
   end
 end
 return status

@@ -84,6 +84,6 @@ for _, take in ipairs(leases) do
   tally[take.topic] = causes
 end
 for topic, causes in pairs(tally) do
-  for cause, amount in pairs(causes) do count(counters, topic, cause, amount, now_us) end
+  for cause, amount in pairs(causes) do count(counters, topic, cause, amount) end
 end
 return { now, rows, cleaned_ids, poisoned, 0 }

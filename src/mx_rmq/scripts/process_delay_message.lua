@@ -53,7 +53,7 @@ if #deadlines > 0 then redis.call('ZADD', monitor, unpack(deadlines)) end
 for list, group in pairs(groups) do
   redis.call('LPUSH', list, unpack(group.ids))
   wake(prefix .. group.topic .. ':wake')
-  count(counters, group.topic, 'promoted', #group.ids, now_us)
+  count(counters, group.topic, 'promoted', #group.ids)
 end
 
 local next_one = redis.call('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')

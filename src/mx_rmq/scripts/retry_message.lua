@@ -36,6 +36,6 @@ if #retried > 0 then
   redis.call('HSET', payload, unpack(bodies))
   redis.call('ZADD', delay_tasks, unpack(dues))
   if soonest < earliest then wake(delay_wake) end
-  count(counters, topic, 'retried', #retried, now_us)
+  count(counters, topic, 'retried', #retried)
 end
 return status
