@@ -73,6 +73,11 @@ def counted(events: dict[str, int]) -> State:
     return {"counters": {event: str(amount) for event, amount in events.items()}}
 
 
+def fenced(us: int = FIRST) -> State:
+    """The last fence that was given; as tests move their clock only forward, the time of that call."""
+    return {"fence": str(us)}
+
+
 def awake(topic: str = "t") -> State:
     return {f"{topic}:wake": ["1"]}
 

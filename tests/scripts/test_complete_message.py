@@ -48,6 +48,7 @@ async def test_a_completed_message_leaves_nothing_behind(store: Store, redis: Re
     assert await read_state(redis, tools=True) == {
         "topics": {"orders"},
         "counters": counted,
+        "fence": str(clock.us - 1),
     }
 
 

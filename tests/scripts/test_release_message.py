@@ -46,6 +46,7 @@ async def test_a_released_message_is_pending_again(store: Store, redis: Redis, c
         "orders:wake": ["1"],
         "topics": {"orders"},
         "counters": counted,
+        "fence": str(clock.us - 1),
     }
 
 

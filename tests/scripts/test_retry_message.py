@@ -52,6 +52,7 @@ async def test_a_failed_message_waits_with_its_new_body(store: Store, redis: Red
         "delay_wake": ["1"],
         "topics": {"orders"},
         "counters": counted,
+        "fence": str(clock.us - 1),
     }
 
 

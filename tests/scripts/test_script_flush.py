@@ -132,7 +132,7 @@ async def test_a_life_leaves_nothing_but_what_it_was_asked_to_remember(store: St
     """I2: after a full drain every key is gone, except tools' parts and the id that stays taken."""
     await live(store)
     state = await everything(redis)
-    assert {name.split(":")[0] for name in state} == {"done", "topics", "counters", "call"}
+    assert {name.split(":")[0] for name in state} == {"done", "topics", "counters", "call", "fence"}
     assert state["done"].keys() == {"a"}
 
 

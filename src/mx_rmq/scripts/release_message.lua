@@ -4,7 +4,7 @@
 -- ARGV     topic; per delivery: id, token; now_us
 -- Returns  per delivery: 1 done | 0 stale | -1 gone
 -- Keeps    I1 I2 I3 I4 I5 I6
--- Uses     count wake batch held instant lease
+-- Uses     count wake batch held instant leased lease
 local payload, processing, monitor = KEYS[1], KEYS[2], KEYS[3]
 local lanes = { high = KEYS[4], normal = KEYS[5], low = KEYS[6] }
 local wake_list, counters = KEYS[7], KEYS[8]
