@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
+from tests.faults.foreign_digits import foreign_digits
 from tests.faults.fuzz import fuzz
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
@@ -52,5 +53,6 @@ FAULTS: dict[str, Fault] = {
     "strange-data": strange_data,
     "fuzz": fuzz,
     "million": million,
+    "foreign-digits": foreign_digits,
     "soak": soak,
 }

@@ -25,6 +25,8 @@ redis.call('ZCARD', monitor)
 redis.call('HLEN', processing)
 local left = 0
 for n = 1, 3 do left = left + redis.call('LLEN', KEYS[3 + n]) end
+-- In empty lists nothing is stale, whatever another program did to them.
+if left == 0 then redis.pcall('HDEL', counters, topic .. ':stale') end
 
 local given = digits(next_fence(fence, now_us))
 local first_token = '1@' .. given
