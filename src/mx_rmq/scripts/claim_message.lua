@@ -28,10 +28,9 @@ for n = 1, 3 do left = left + redis.call('LLEN', KEYS[3 + n]) end
 -- In empty lists nothing is stale, whatever another program did to them.
 if left == 0 then redis.pcall('HDEL', counters, topic .. ':stale') end
 
-local given = digits(next_fence(fence, now_us))
-local first_token = '1@' .. given
 local rows, leases, deadlines, claimed = { now, 0 }, {}, {}, {}
 local taken, bytes, looked = 0, 0, 0
+local given, first_token
 
 local function take(ids, lane)
   local fields = {}
@@ -46,6 +45,10 @@ local function take(ids, lane)
     local id, body, keep = ids[n], stored[n * 3 - 2], stored[n * 3]
     if body and stored[n * 3 - 1] == topic and expiries[n] and not held[n] and not claimed[id] then
       claimed[id] = true
+      if not given then
+        given = next_fence(fence, now_us)
+        first_token = '1@' .. given
+      end
       local expires, token = expiries[n], first_token
       if keep then token = leased_before(keep) + 1 .. '@' .. given end
       leases[taken * 2 + 1] = id
@@ -72,7 +75,6 @@ for n, lane in ipairs(lanes) do
 end
 
 if taken > 0 then
-  redis.call('SET', fence, given)
   redis.call('HSET', processing, unpack(leases))
   redis.call('ZADD', monitor, unpack(deadlines))
 end

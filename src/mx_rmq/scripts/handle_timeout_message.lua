@@ -27,10 +27,11 @@ redis.call('ZCARD', delay_tasks)
 redis.call('HLEN', payload)
 local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, 1000)
 local late = redis.call('ZRANGE', monitor, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, limit)
-local given = digits(next_fence(fence, now_us))
 local rows, leases, cleaned, poisoned, bytes = {}, {}, {}, {}, 0
 local tally, stale = {}, {}
 
+if #late > 0 then relieve(payload) end
+local given
 for _, id in ipairs(late) do
   if bytes >= most_bytes then break end
   local stored = redis.call('HMGET', payload, id, id .. ':queue', id .. ':keep')
@@ -53,6 +54,7 @@ for _, id in ipairs(late) do
     else
       expires = digits(redis.call('ZSCORE', monitor, id))
     end
+    given = given or next_fence(fence, now_us)
     local token = (leased + 1) .. '@' .. given
     leases[#leases + 1] = {
       id = id, topic = topic, processing = processing, pending = not lease, cause = cause,
@@ -65,7 +67,6 @@ for _, id in ipairs(late) do
   end
 end
 
-if #late > 0 then relieve(payload) end
 if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
 local cleaned_ids = {}
 for n, stray in ipairs(cleaned) do
@@ -75,7 +76,6 @@ for n, stray in ipairs(cleaned) do
   cleaned_ids[n] = stray.id
 end
 for _, id in ipairs(poisoned) do redis.call('ZADD', monitor, now_ms + put_off_ms, id) end
-if #leases > 0 then redis.call('SET', fence, given) end
 for _, take in ipairs(leases) do
   redis.call('HSET', take.processing, take.id, take.value)
   redis.call('ZADD', monitor, now_ms + lease_ms, take.id)
