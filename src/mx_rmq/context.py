@@ -54,6 +54,14 @@ class Context:
         return self._job.delivery.token
 
     @property
+    def fence(self) -> int:
+        """A number that grows with every delivery of this id: after a retry, a replay or a use of it anew.
+
+        A store that keeps the highest one it has seen can refuse what a late handler writes.
+        """
+        return self._job.delivery.fence
+
+    @property
     def remaining(self) -> float:
         """Seconds until the handler is timed out, ``inf`` if it may run for ever."""
         return self._job.deadline - self._job.loop.time()

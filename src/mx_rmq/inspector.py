@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "processing", "delayed", "dead", "gone"]
 
-_LEASE: Final = re.compile(r"\d+@(?P<claimed>\d+) \S+ (?P<expires>\S+) (?P<holder>\S+)")
+_LEASE: Final = re.compile(r"\d+@(?P<claimed>\d{1,16}) \S+ (?P<expires>\S+) (?P<holder>\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,4 +196,7 @@ def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:
 def _when(instant: float | None) -> str:
     if instant is None or instant == inf:
         return "never"
-    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # another program's number, or a time after the year 9999
+        return "an unreadable time"

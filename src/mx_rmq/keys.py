@@ -41,6 +41,7 @@ QUEUE_PARTS: Final = {
     "topics": "set",
     "paused": "set",
     "counters": "hash",
+    "fence": "string",
     "workers": "hash",
     "workers_seen": "zset",
 }

@@ -111,12 +111,13 @@ class Reader:
             pending = 0
             for part in PENDING.values():
                 pending += await self._command("LLEN", self._keys.of_topic(topic, part))
-            events = {
+            count = {
                 event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
-                for event in ("produced", "completed", "retried", "dead")
+                for event in ("produced", "completed", "retried", "dead", "stale")
             }
+            pending = max(0, pending - count.pop("stale"))  # less what no claim will deliver
             processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
-            topics[topic] = TopicCounts(pending, processing, raw in paused, **events)
+            topics[topic] = TopicCounts(pending, processing, raw in paused, **count)
         return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
 
     async def paused(self, topic: str) -> bool:
@@ -275,7 +276,7 @@ def _text(value: bytes | None) -> str:
 
 def _whole(value: bytes) -> int:
     """A counter; 0 where somebody wrote nonsense."""
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdigit() and len(value) < 20 else 0
 
 
 def _seconds(score: bytes | None) -> float | None:

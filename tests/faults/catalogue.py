@@ -8,6 +8,7 @@ from tests.faults.clocks import clocks
 from tests.faults.computing_threads import computing_threads
 from tests.faults.dead_idle import dead_idle
 from tests.faults.demoted_primary import demoted_primary
+from tests.faults.foreign_digits import foreign_digits
 from tests.faults.fuzz import fuzz
 from tests.faults.hung_loop import hung_loop, slow_neighbour
 from tests.faults.large_bodies import large_bodies
@@ -70,5 +71,6 @@ FAULTS: dict[str, Fault] = {
     "swallowed-network": swallowed,
     "dead-idle-connections": dead_idle,
     "slow-uplink": slow_uplink,
+    "foreign-digits": foreign_digits,
     "soak": soak,
 }

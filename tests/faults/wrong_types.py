@@ -31,10 +31,10 @@ SAVED = "mx-f:saved"
 
 IRREPLACEABLE = ("payload", "dlq_payload")
 """Bodies are nowhere else: what the fault overwrote is put back. All the rest the audit finds again."""
-IDLE = ("topics", "paused", "counters", "workers", "workers_seen", "delay_wake")
+IDLE = ("topics", "paused", "counters", "workers", "workers_seen", "delay_wake", "fence")
 """For people and tools, or only for speed; a message never waits for them."""
-HEALED = ("wake", "delay_wake")
-"""A token is thrown away whatever it is, so such a key soon heals by itself."""
+HEALED = ("wake", "delay_wake", "fence")
+"""A token is thrown away whatever it is and a fence written anew, so such a key soon heals by itself."""
 SILENT = ("topics", "paused", "counters")
 """Nobody looks at the answer when these are written."""
 SLOW = ("workers", "workers_seen")
@@ -141,11 +141,14 @@ def _unsaid(run: Run, part: str) -> bool:
 
 
 async def _overwrite(arena: Arena, key: str) -> None:
-    """Put a string where the key is; what it held is kept aside."""
+    """Put a string where the key is, or a list in place of a string; what it held is kept aside."""
     async with arena.redis.pipeline(transaction=True) as pipe:
         pipe.delete(SAVED)
         pipe.rename(key, SAVED)
-        pipe.set(key, "something else")
+        if key == arena.keys.of_queue("fence"):
+            pipe.rpush(key, "something else")
+        else:
+            pipe.set(key, "something else")
         with suppress(ResponseError):  # it did not exist
             await pipe.execute()
 

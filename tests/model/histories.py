@@ -161,6 +161,14 @@ class FlushScripts(NamedTuple):
     pass
 
 
+class Deface(NamedTuple):
+    """Another program writes a number of 400 digits where a message's count or expiry is kept."""
+
+    pick: int
+    what: str
+    """The part of the text: ``count`` or ``expiry``."""
+
+
 class Fill(NamedTuple):
     """The server reaches its maxmemory, or has room again."""
 
@@ -287,7 +295,7 @@ class Mixer:
         yield NextDelay(self.maybe())
 
     def pass_time(self) -> Iterable[Any]:
-        yield Pass(self.choose((1.0, 5.0, 30.0, 0.0005, 61.0, -0.4003)))
+        yield Pass(self.choose((1.0, 5.0, 30.0, 0.0005, 61.0, -0.4, -0.000002, -40.0)))
 
     def reach(self) -> Iterable[Any]:
         yield Reach(self.choose((0, -1)))
@@ -324,6 +332,9 @@ class Mixer:
 
     def fill(self) -> Iterable[Any]:
         yield Fill(self.seldom())
+
+    def deface(self) -> Iterable[Any]:
+        yield Deface(self.choose(range(5)), self.choose(("expiry", "count")))
 
     def cancelled_in_the_middle(self) -> Iterable[Any]:
         """Of the message that is withdrawn a list keeps an entry, and the id is used again meanwhile."""
@@ -382,6 +393,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.audit: 1,
     Mixer.flush_scripts: 1,
     Mixer.fill: 3,
+    Mixer.deface: 2,
     Mixer.cancelled_in_the_middle: 2,
     Mixer.expired_in_the_middle: 2,
 }

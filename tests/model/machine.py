@@ -19,6 +19,7 @@ from tests.model.histories import (
     Again,
     Audit,
     Cancel,
+    Deface,
     Delete,
     Fill,
     FlushScripts,
@@ -101,7 +102,7 @@ class Machine:
         self.deaths: dict[str, list[int]] = {}
         self.ended: dict[str, int] = {}
         self.bodies = 0
-        self.reached = 0
+        self.fences: dict[str, int] = {}
         self.full = False
 
     async def run(self, history: Sequence[Any]) -> None:
@@ -271,6 +272,10 @@ class Machine:
         self.ended |= dict.fromkeys(live - self.reference.live.keys(), self.clock.us)
         if isinstance(answer, Claim) and (twice := held.intersection(got.id for got in answer.deliveries)):
             raise Violation("I3 lease", f"{call} gave {twice}, which others hold")
+        if isinstance(answer, Claim):
+            self.check_fences(answer.deliveries)
+        if isinstance(answer, Overdue):
+            self.check_fences([takeover.delivery for takeover in answer.taken])
         if answer != expected:
             raise Violation("answer", f"{call} was answered {answer}, not {expected}")
         self.look(settling=call.verb in SETTLING)
@@ -283,6 +288,14 @@ class Machine:
         if isinstance(answer, Overdue) and not lost:
             self.known += [takeover.delivery for takeover in answer.taken]
         return answer
+
+    def check_fences(self, deliveries: Sequence[Delivery]) -> None:
+        """Whatever became of an id before, and whatever the clock did, its next fence is higher."""
+        for delivery in deliveries:
+            last = self.fences.get(delivery.id, 0)
+            if not last < delivery.fence < 2**53:
+                raise Violation("fence", f"{delivery.id} was delivered under {delivery.token} after {last}")
+            self.fences[delivery.id] = delivery.fence
 
     def look(self, *, settling: bool = False) -> None:
         """Read the whole server and compare."""
@@ -310,6 +323,20 @@ class Machine:
             self.reference.take_delay_token()
         self.look()
 
+    async def deface(self, pick: int, what: str) -> None:
+        """Spoil what is kept of a delayed message, or the lease of one that runs."""
+        targets = [(id_, life) for id_, life in self.reference.live.items() if life.place != "pending"]
+        if not targets or self.full:
+            return
+        id_, life = targets[pick % len(targets)]
+        self.reference.at(self.clock.us)
+        text = self.reference.deface(id_, what, "9" * 400)
+        field = (
+            (f"{life.topic}:processing", id_) if life.place == "processing" else ("payload", f"{id_}:keep")
+        )
+        await self.line.execute_command("HSET", self.store.keys.prefix + field[0], field[1], text)
+        self.look()
+
     async def meanwhile(self, step: Any) -> None:
         """Do what is no call of the store."""
         match step:
@@ -318,13 +345,13 @@ class Machine:
             case Reach(ms):
                 ahead = [moment for moment in self.reference.moments() if self.clock.ms < moment < inf]
                 if ahead:
-                    # No µs comes twice, even if the clock was stepped back: it is in the tokens.
-                    self.reached += 1
-                    self.clock.us = max(self.clock.us, int(min(ahead) + ms) * 1000 + self.reached * 40 % 1000)
+                    self.clock.us = max(self.clock.us, int(min(ahead) + ms) * 1000)
             case FlushScripts():
                 await self.line.execute_command("SCRIPT", "FLUSH")
             case Fill(full):
                 await self.fill(full)
+            case Deface(pick, what):
+                await self.deface(pick, what)
             case Stir(topic):
                 await self.stir(topic)
             case Refused(topic, spec, delayed):
@@ -359,7 +386,9 @@ class Machine:
         await self.work_off()
         await self.send(Call("promote", (1000,), {}))
         await self.send(Call("delete_dead", (IDS,), {}))
-        stuck = [name for name in self.state.keys if not name.startswith(("topics", "counters", "call:"))]
+        stuck = [
+            name for name in self.state.keys if not name.startswith(("topics", "counters", "call:", "fence"))
+        ]
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")
         if self.reference.live or self.reference.dead or self.reference.earliest() < inf:

@@ -97,6 +97,34 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "  relieve(processing)\n",
         "",
     ),
+    Mutant(
+        "fence-of-the-clock",
+        "the fence grows even if the clock is stepped back",
+        "lib/fence.lua",
+        "elseif last and last >= now_us and",
+        "elseif false and",
+    ),
+    Mutant(
+        "fence-stands-still",
+        "no two calls give the same fence",
+        "lib/fence.lua",
+        "given = digits(last + 1)",
+        "given = digits(last)",
+    ),
+    Mutant(
+        "fence-forgotten",
+        "a fence that is ahead of the clock is remembered",
+        "lib/fence.lua",
+        "    given = digits(last + 1)\n    redis.call('SET', key, given)\n",
+        "    given = digits(last + 1)\n",
+    ),
+    Mutant(
+        "fence-beside-the-memory",
+        "a take-over goes by the fences of the claims",
+        "handle_timeout_message.lua",
+        "next_fence(fence, now_us)",
+        "now",
+    ),
     # -- claim: an entry is only a hint
     Mutant(
         "claim-any-hint",
@@ -145,7 +173,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "claim-count-lost",
         "a token counts the leases before it",
         "claim_message.lua",
-        "      if keep then token = (string.match(keep, '^%d+') or 0) + 1 .. '@' .. now end\n",
+        "      if keep then token = leased_before(keep) + 1 .. '@' .. given end\n",
         "",
     ),
     Mutant(
@@ -181,8 +209,8 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "take-over-under-the-old-token",
         "a take-over makes the old token worthless",
         "handle_timeout_message.lua",
-        "local token = ((leased or 0) + 1) .. '@' .. now",
-        "local token = lease and string.match(lease, '^%S+') or ((leased or 0) + 1) .. '@' .. now",
+        "local token = (leased + 1) .. '@' .. given",
+        "local token = lease and string.match(lease, '^%S+') or (leased + 1) .. '@' .. given",
     ),
     Mutant(
         "take-over-without-deadline",
@@ -220,8 +248,8 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "take-over-count-lost",
         "the count of leases outlives the expiry",
         "handle_timeout_message.lua",
-        "local leased, lane = string.match(keep or '', '^(%d+) (%S+)')",
-        "local leased, lane",
+        "local leased, lane, expires = leased_before(keep),",
+        "local leased, lane, expires = '0',",
     ),
     Mutant(
         "take-over-expiry-lost",
@@ -328,6 +356,21 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "lib/calls.lua",
         "if last and (tonumber(call) or last) < last then",
         "if false then",
+    ),
+    # -- foreign text
+    Mutant(
+        "foreign-expiry-believed",
+        "a number that the server does not take as a score is no expiry",
+        "lib/instant.lua",
+        "#text <= 20 and ",
+        "",
+    ),
+    Mutant(
+        "foreign-count-believed",
+        "a count of too many digits is none",
+        "lib/leased.lua",
+        "#leased <= 9 and ",
+        "",
     ),
     # -- delay
     Mutant(
@@ -627,11 +670,53 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "redis.call('LPUSH', list, 1)",
     ),
     Mutant(
+        "hints-not-counted-by-cancel",
+        "the entry that a cancelled message leaves behind does not count as pending",
+        "cancel_message.lua",
+        "  note_hints(counters, topic, stale[topic])\n",
+        "",
+    ),
+    Mutant(
+        "hints-of-delayed-ones-counted",
+        "a delayed message that is cancelled leaves no entry behind",
+        "cancel_message.lua",
+        "    local listed = redis.call('ZREM', monitor, id)  -- 1 for a pending one\n",
+        "    local listed = 1\n    redis.call('ZREM', monitor, id)\n",
+    ),
+    Mutant(
+        "hints-not-counted-by-take-over",
+        "the entry that an expired message leaves behind does not count as pending",
+        "handle_timeout_message.lua",
+        "for topic, amount in pairs(stale) do note_hints(counters, topic, amount) end\n",
+        "",
+    ),
+    Mutant(
+        "hints-counted-though-dropped",
+        "an entry that went with its message is not counted as left behind",
+        "lib/drop_hint.lua",
+        "  return stale\n",
+        "  return listed\n",
+    ),
+    Mutant(
+        "hints-not-forgotten-by-claim",
+        "an entry that a claim dropped is none any more",
+        "claim_message.lua",
+        "note_hints(counters, topic, taken - looked, left)\n",
+        "",
+    ),
+    Mutant(
+        "hints-not-forgotten-by-purge",
+        "an entry that a purge dropped is none any more",
+        "purge_topic.lua",
+        "note_hints(counters, topic, withdrawn - looked, left - looked)\n",
+        "",
+    ),
+    Mutant(
         "count-before-the-fence",
         "what did not happen is not counted",
         "complete_message.lua",
-        "count(counters, topic, 'completed', #finished, now_us)",
-        "count(counters, topic, 'completed', #ids, now_us)",
+        "count(counters, topic, 'completed', #finished)",
+        "count(counters, topic, 'completed', #ids)",
     ),
 )
 

@@ -51,6 +51,17 @@ class Life:
     holder: str = "-"
     cause: str = ""
     deadline: float = inf
+    odd_count: str = ""
+    """What another program wrote in place of the count of leases, until the next lease."""
+    odd_expiry: str = ""
+    """The same for the expiry, until that is written anew."""
+
+    texted: bool = False
+    """Text is kept of it though it was never leased, because the count in it was odd when it fell due."""
+
+    def told(self) -> tuple[str, str]:
+        """The count of leases and the expiry as they stand in the text that is kept."""
+        return self.odd_count or str(self.leased), self.odd_expiry or digits(self.expires)
 
 
 @dataclass(slots=True)
@@ -84,7 +95,7 @@ class Reference:
         self.counters: Counter[str] = Counter()
         self.lists: dict[tuple[str, Lane], list[str]] = {}
         self.order: dict[tuple[str, Lane], list[str]] = {}
-        self.issued: set[tuple[str, str]] = set()
+        self.fence = 0
         self.wakes: set[str] = set()
         self.delay_wake = False
         # Who is about to look: a worker or scheduler that took a token and has not come back yet.
@@ -102,6 +113,7 @@ class Reference:
     def at(self, now_us: int) -> None:
         """Start a verb at this time."""
         self.now_us, self.changed, self.unlisted = now_us, False, set()
+        self._fenced = False
 
     # -- a message's life
 
@@ -204,7 +216,7 @@ class Reference:
         for (delivery, delay, body), status in zip(failed, answer, strict=True):
             if status is Settled.DONE:
                 life = self.live[delivery.id]
-                life.body = body
+                life.body, life.odd_expiry = body, ""
                 self._delay(delivery.id, life, self.now + round(delay * 1000))
                 self._count(topic, "retried")
         self._wake_scheduler(earliest)
@@ -214,6 +226,7 @@ class Reference:
         answer = self._held(topic, deliveries)
         for delivery, status in reversed(list(zip(deliveries, answer, strict=True))):
             if status is Settled.DONE:
+                self.live[delivery.id].odd_expiry = ""
                 self._queue(delivery.id, self.live[delivery.id], head=True)
                 self._count(topic, "released")
         return answer
@@ -245,7 +258,7 @@ class Reference:
             if life.place == "pending":
                 previous, cause = "-", "expired"
                 # Before its first lease only the list it stands in says its lane. Nobody runs it again.
-                lane = life.lane if life.leased else "normal"
+                lane = life.lane if life.leased or life.texted else "normal"
                 self.unlisted.add(id_)
             elif life.cause in ("expired", "started"):
                 cause = life.cause
@@ -266,8 +279,11 @@ class Reference:
     def promote(self, limit: int) -> Promotion:
         promoted = [id_ for due, id_ in self._dues() if due <= self.now][:limit]
         for id_ in promoted:
-            self._queue(id_, self.live[id_])
-            self._count(self.live[id_].topic, "promoted")
+            life = self.live[id_]
+            if not life.leased and not life.odd_count:  # the text is not needed any more
+                life.odd_expiry, life.texted = "", False
+            self._queue(id_, life)
+            self._count(life.topic, "promoted")
         if not self._dues():
             self.changed = self.changed or self.delay_wake
             self.delay_wake = False
@@ -363,19 +379,36 @@ class Reference:
         self.wakes.add(topic)
 
     def examine(self, suspects: Iterable[Suspect], *, mend: bool) -> list[Verdict]:
-        """Whoever follows the rules leaves nothing to mend."""
+        """Only what another program wrote is to be mended."""
         verdicts = []
         for suspect in suspects:
             assert isinstance(suspect.id, str)
             place, topic, deadline = "none", "", inf
+            findings: tuple[str, ...] = ()
             if life := self.live.get(suspect.id):
                 place, topic = life.place, life.topic
                 deadline = life.deadline if place == "processing" else life.expires
+                if place != "processing" and (life.odd_count or life.odd_expiry):
+                    findings, self.changed = ("strange-keep",), True
+                    life.odd_count = life.odd_expiry = ""
             elif remains := self.dead.get(suspect.id):
                 place, topic = "dead", remains.topic
             shown = digits(deadline) if place in ("pending", "processing") else ""
-            verdicts.append(Verdict(place, topic, shown, ()))
+            verdicts.append(Verdict(place, topic, shown, findings))
         return verdicts
+
+    def deface(self, id_: str, what: str, text: str) -> str:
+        """What is kept of a delayed or leased message, with nonsense in it, which counts as none."""
+        life = self.live[id_]
+        self.changed = True
+        if what == "count" and life.place == "delayed":
+            life.odd_count, life.leased, life.texted = text, 0, True
+        else:
+            life.odd_expiry, life.expires = text, inf
+        count, expiry = life.told()
+        if life.place == "delayed":
+            return f"{count} {life.lane} {expiry}"
+        return f"{life.token} {life.lane} {expiry} {life.holder} {life.cause}"
 
     # -- who waits for what
 
@@ -425,17 +458,17 @@ class Reference:
         return answer
 
     def _lease(self, id_: str, life: Life, lane: Lane, lease: float, holder: str, cause: str) -> Delivery:
+        if not self._fenced:  # once per call
+            self.fence, self._fenced = max(self.now_us, self.fence + 1), True
         if life.place == "pending":
             self.order[life.topic, life.lane].remove(id_)
         # Not its own lane if an entry of an earlier life of the id, cancelled or expired, was found first.
         life.lane = lane
         life.leased += 1
+        life.odd_count = life.odd_expiry = ""
         life.place, life.holder, life.cause = "processing", holder, cause
         life.deadline = self.now + round(lease * 1000)
-        life.token = f"{life.leased}@{self.now_us}"
-        if (id_, life.token) in self.issued:
-            raise Violation("I3 token", f"{id_} was leased twice under {life.token}")
-        self.issued.add((id_, life.token))
+        life.token = f"{life.leased}@{self.fence}"
         self.changed = True
         return Delivery(id_, life.topic, life.token, life.body, life.expires / 1000)
 

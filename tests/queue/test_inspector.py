@@ -163,6 +163,40 @@ async def test_a_lease_that_cannot_be_read_is_still_a_lease(
 # -- explain
 
 
+STRANGE = [1e300, 1e20, -1e300, 1e17, "inf", "-inf"]
+
+
+@pytest.mark.parametrize("score", STRANGE)
+@pytest.mark.parametrize("place", ["pending", "processing", "delayed", "dead"])
+async def test_a_time_that_cannot_be_read_is_no_reason_to_say_nothing(
+    queue: RedisMessageQueue, redis: Redis, place: str, score: float | str
+) -> None:
+    """Another program may have written any number."""
+    await queue.produce("t", 1, message_id="A1", delay=60 if place == "delayed" else 0)
+    if place == "processing":
+        await claim(redis)
+    if place == "dead":
+        await bury(redis)
+    part = {"delayed": "delay_tasks", "dead": "dlq"}.get(place, "all_expire_monitor")
+    await command(redis, "ZADD", PREFIX + part, score, "A1")
+    assert (await queue.get("A1")).state == place
+    said = await queue.explain("A1")
+    assert said.startswith("message A1 of topic 't' ")
+    if place != "pending" and score != "inf":
+        assert "an unreadable time" in said
+
+
+@pytest.mark.parametrize("claimed", ["9" * 400, "9" * 5000, "9" * 16, "-5", "x"])
+async def test_a_lease_since_a_time_that_cannot_be_read_is_explained(
+    queue: RedisMessageQueue, redis: Redis, claimed: str
+) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await claim(redis)
+    await command(redis, "HSET", PREFIX + "t:processing", "A1", f"1@{claimed} normal inf w1 run")
+    assert (await queue.get("A1")).state == "processing"
+    assert "is leased by" in await queue.explain("A1")
+
+
 async def explained(queue: RedisMessageQueue, id_: str = "A1") -> str:
     """The sentence, every instant in it replaced by a word."""
     return re.sub(INSTANT, "<then>", await queue.explain(id_))
@@ -314,6 +348,46 @@ async def test_counts_tell_how_every_topic_stands(queue: RedisMessageQueue, redi
     assert counts.topics["again"].retried == 1
     assert not counts.topics["done"].paused
     assert (counts.pending, counts.processing, counts.delayed, counts.dead) == (3, 2, 2, 1)
+
+
+async def test_entries_that_no_claim_delivers_are_not_counted_as_pending(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """Cancelled messages leave their entries in the lists, and one is produced again."""
+    ids = [f"m{n}" for n in range(200)]
+    for id_ in ids:
+        await queue.produce("t", 1, message_id=id_)
+    for id_ in ids[1:-1]:
+        await queue.cancel(id_)
+    await queue.produce("t", 2, message_id="m7")
+    assert await command(redis, "LLEN", PREFIX + "t:pending") == 201
+    assert (await queue.counts()).topics["t"].pending == 3
+    assert sorted(delivery.id for delivery in await claim(redis, "t", limit=2)) == ["m0", "m7"]
+    assert (await queue.counts()).topics["t"].pending == 1
+    assert [delivery.id for delivery in await claim(redis, "t", limit=1000)] == ["m199"]
+    assert (await queue.counts()).topics["t"].pending == 0
+    assert not await command(redis, "HEXISTS", PREFIX + "counters", "t:stale")
+
+
+async def test_expired_messages_are_not_counted_as_pending(queue: RedisMessageQueue, redis: Redis) -> None:
+    for id_, ttl in (("a", 60), ("b", 0.001), ("c", 60), ("d", 0.001), ("e", 60)):
+        await queue.produce("t", 1, message_id=id_, ttl=ttl)
+
+    async def expired() -> bool:
+        await store_of(redis).take_over(10, lease=15, holder="m")
+        return (await queue.counts()).topics["t"].processing == 2
+
+    await eventually(expired)
+    assert (await queue.counts()).topics["t"].pending == 3
+
+
+@pytest.mark.parametrize("stale", [b"9" * 400, b"9" * 5000, b"-3", b"x", b"77"])
+async def test_counts_survive_what_another_program_counted(
+    queue: RedisMessageQueue, redis: Redis, stale: bytes
+) -> None:
+    await queue.produce("t", 1)
+    await command(redis, "HSET", PREFIX + "counters", "t:stale", stale, "t:retried", stale)
+    assert (await queue.counts()).topics["t"].pending in (0, 1)
 
 
 async def test_workers_tell_what_they_serve(queue: RedisMessageQueue, redis: Redis) -> None:

@@ -17,6 +17,7 @@ from tests.scripts.states import (
     delayed,
     delivery,
     everything,
+    fenced,
     hint,
     leased,
     pending,
@@ -102,7 +103,7 @@ async def test_an_entry_in_mid_list_stays_as_a_hint_that_the_claim_drops(store: 
     await seed(redis, pending("head"), pending("a"), pending("tail"))
     assert await store.cancel(["a"]) == [Cancelled.CANCELLED]
     assert await everything(redis) == together(
-        pending("head"), hint("a"), pending("tail"), counted({"t:cancelled": 1})
+        pending("head"), hint("a"), pending("tail"), counted({"t:cancelled": 1, "t:stale": 1})
     )
     claim = await store.claim("t", 10, lease=15, holder="w")
     assert [each.id for each in claim.deliveries] == ["head", "tail"]
@@ -110,6 +111,7 @@ async def test_an_entry_in_mid_list_stays_as_a_hint_that_the_claim_drops(store: 
         leased("head", token=f"1@{FIRST + 1}"),
         leased("tail", token=f"1@{FIRST + 1}"),
         counted({"t:cancelled": 1}),
+        fenced(FIRST + 1),
     )
 
 
@@ -140,7 +142,7 @@ async def test_an_id_produced_again_elsewhere_runs_once_and_only_there(
     assert [each.body for each in deliveries if each.id == "a"] == [b"new life"]
     for each in deliveries:
         assert await store.complete(each.topic, [(each, 0.0)]) == [Settled.DONE]
-    assert (await everything(redis)).keys() == {"topics", *counted({})}
+    assert (await everything(redis)).keys() == {"topics", "fence", *counted({})}
 
 
 async def test_a_delayed_new_life_does_not_run_by_the_old_entry(store: Store, redis: Redis) -> None:

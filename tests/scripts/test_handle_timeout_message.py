@@ -16,6 +16,7 @@ from tests.scripts.states import (
     delayed,
     delivery,
     everything,
+    fenced,
     hint,
     leased,
     pending,
@@ -73,7 +74,7 @@ async def test_a_lapsed_lease_goes_to_the_monitor_and_keeps_lane_expiry_and_coun
         "a", token=token, lane="high", expires=NOW + 99, holder="monitor", cause="lapsed", ends=ENDS
     )
     after["payload"]["a:keep"] = f"2 high {NOW + 99}"
-    assert await everything(redis) == together(HEALTHY, after, counted({"t:lapsed": 1}))
+    assert await everything(redis) == together(HEALTHY, after, counted({"t:lapsed": 1}), fenced())
 
 
 async def test_a_deadline_has_passed_in_its_own_millisecond_and_not_before(
@@ -127,6 +128,7 @@ async def test_an_expired_pending_message_becomes_a_lease_with_cause_expired(
         HEALTHY,
         leased("a", "v", token=token, expires=NOW - 7, holder="monitor", cause="expired", ends=ENDS),
         counted({"v:expired": 1}),
+        fenced(),
     )
 
 
@@ -139,7 +141,7 @@ async def test_an_expired_pending_message_keeps_its_lane_and_count(
     assert (await take_over(store)).taken == [taken("a", "t", token, "expired", NOW, "-")]
     after = leased("a", token=token, lane=lane, expires=NOW, holder="monitor", cause="expired", ends=ENDS)
     after["payload"]["a:keep"] = f"3 {lane} {NOW}"
-    assert await everything(redis) == together(after, counted({"t:expired": 1}))
+    assert await everything(redis) == together(after, counted({"t:expired": 1}), fenced())
 
 
 async def test_the_first_lease_is_worthless_after_a_take_over(store: Store, redis: Redis) -> None:
@@ -192,7 +194,7 @@ async def test_the_whole_way_of_an_expired_message_leads_to_the_dlq(store: Store
     [row] = (await take_over(store)).taken
     assert await store.move_to_dlq("t", [(row.delivery, b"", b"expired")]) == [Settled.DONE]
     assert await everything(redis) == together(
-        dead("a", error="expired"), counted({"t:expired": 1, "t:dead": 1})
+        dead("a", error="expired"), counted({"t:expired": 1, "t:dead": 1}), fenced()
     )
 
 
@@ -217,6 +219,7 @@ async def test_an_expired_message_in_mid_list_leaves_a_hint_that_the_claim_drops
         leased("tail", token=f"1@{FIRST + 1}"),
         dead("a"),
         counted({"t:expired": 1, "t:dead": 1}),
+        fenced(FIRST + 1),
     )
 
 
@@ -271,7 +274,9 @@ async def test_an_unreadable_lease_is_taken_over_as_lapsed(store: Store, redis: 
     [row] = (await take_over(store)).taken
     assert (row.delivery.token, row.cause, row.previous) == (token, "lapsed", "-")
     assert await everything(redis) == together(
-        leased("a", token=token, holder="monitor", cause="lapsed", ends=ENDS), counted({"t:lapsed": 1})
+        leased("a", token=token, holder="monitor", cause="lapsed", ends=ENDS),
+        counted({"t:lapsed": 1}),
+        fenced(),
     )
 
 

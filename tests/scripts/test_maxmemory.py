@@ -84,7 +84,7 @@ async def test_whole_batches_pass_too(store: Store, redis: Redis, clock: Clock) 
         assert await store.release("t", taken) == [Settled.DONE] * 1000
         again = (await store.claim("t", 1000, lease=15, holder="w")).deliveries
         assert await store.complete("t", [(each, 0.0) for each in again]) == [Settled.DONE] * 1000
-    assert (await everything(redis)).keys() == {"topics", "counters", f"counters:{clock.us // 60_000_000}"}
+    assert (await everything(redis)).keys() == {"topics", "counters", "fence"}
 
 
 async def test_a_full_server_becomes_usable_again_by_the_work_of_its_workers(

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from mx_rmq.errors import InvalidName, MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
 from mx_rmq.records import Cancelled, NewMessage, Settled, Stored
 from mx_rmq.store import Store
-from tests.harness import START_US, read_state
+from tests.harness import read_state
 from tests.scripts.helpers import (
     PREFIX,
     TOPIC,
@@ -45,7 +45,6 @@ async def test_a_produced_message_is_pending_and_announced(store: Store, redis: 
         "orders:wake": ["1"],
         "topics": {"orders"},
         "counters": {"orders:produced": "1"},
-        f"counters:{clock.us // 60_000_000}": {"orders:produced": "1"},
     }
 
 
@@ -157,7 +156,7 @@ async def test_an_id_twice_in_one_call_is_stored_once(store: Store, redis: Redis
         "orders:pending": ["m1"],
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1}
+    assert await count_of(redis) == {"produced": 1}
 
 
 async def test_a_taken_id_does_not_keep_out_the_others(store: Store, redis: Redis, clock: Clock) -> None:
@@ -185,7 +184,7 @@ async def test_a_taken_id_does_not_keep_out_the_others(store: Store, redis: Redi
         "dlq_payload": {"dead": "body of dead", "dead:queue": "orders", "dead:error": "why"},
         "done": {"done": remembered + 60_000},
     }
-    assert (await count_of(redis, clock))["produced"] == 6
+    assert (await count_of(redis))["produced"] == 6
 
 
 async def test_a_message_without_body_leaves_its_id_free(store: Store, redis: Redis) -> None:
@@ -296,7 +295,7 @@ async def test_a_thousand_messages_go_in_one_call(store: Store, redis: Redis, cl
         "orders:pending:low": ids,
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1000}
+    assert await count_of(redis) == {"produced": 1000}
 
 
 async def test_one_more_than_a_thousand_is_refused_and_none_is_stored(store: Store, redis: Redis) -> None:
@@ -370,7 +369,7 @@ async def test_a_key_of_another_type_is_named_and_nothing_is_stored(
 
 @pytest.mark.parametrize(
     "key",
-    ["orders:wake", "topics", "counters", f"counters:{START_US // 60_000_000}", "orders:pending:high"],
+    ["orders:wake", "topics", "counters", "orders:pending:high"],
 )
 async def test_what_the_message_does_not_need_cannot_stop_it(
     store: Store, redis: Redis, clock: Clock, key: str
@@ -384,7 +383,6 @@ async def test_what_the_message_does_not_need_cannot_stop_it(
         "orders:wake": ["1"],
         "topics": {"orders"},
         "counters": {"orders:produced": "1"},
-        f"counters:{clock.us // 60_000_000}": {"orders:produced": "1"},
     } | {key: "something else"}
 
 
@@ -393,17 +391,3 @@ async def test_a_server_without_memory_refuses_cleanly(store: Store, redis: Redi
         with pytest.raises(OutOfMemory, match="maxmemory"):
             await store.produce(TOPIC, [new("m1"), new("m2")], producer="p1", call="c1")
     assert await store.produce(TOPIC, [new("m1")], producer="p1", call="c1") == [Stored.STORED]
-
-
-async def test_the_counters_of_a_minute_live_for_a_day(store: Store, redis: Redis, clock: Clock) -> None:
-    await produce(store, "m1")
-    first = clock.us // 60_000_000
-    clock.advance(60)
-    await produce(store, "m2", "m3")
-    state = await read_state(redis, tools=True)
-    assert state[f"counters:{first}"] == {"orders:produced": "1"}
-    assert state[f"counters:{first + 1}"] == {"orders:produced": "2"}
-    assert state["counters"] == {"orders:produced": "3"}
-    for minute in (first, first + 1):
-        assert 86_300 < await redis.ttl(f"{PREFIX}counters:{minute}") <= 86_400
-    assert await redis.ttl(PREFIX + "counters") == -1

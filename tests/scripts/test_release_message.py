@@ -46,7 +46,7 @@ async def test_a_released_message_is_pending_again(store: Store, redis: Redis, c
         "orders:wake": ["1"],
         "topics": {"orders"},
         "counters": counted,
-        f"counters:{clock.us // 60_000_000}": counted,
+        "fence": str(clock.us - 1),
     }
 
 
@@ -168,7 +168,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
         "orders:pending": ["m3"],
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 3, "completed": 1, "released": 1}
+    assert await count_of(redis) == {"produced": 3, "completed": 1, "released": 1}
 
 
 async def test_an_id_twice_in_one_call_is_released_once(store: Store, redis: Redis, clock: Clock) -> None:
@@ -181,7 +181,7 @@ async def test_an_id_twice_in_one_call_is_released_once(store: Store, redis: Red
         "orders:pending": ["m1"],
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1, "released": 1}
+    assert await count_of(redis) == {"produced": 1, "released": 1}
 
 
 async def test_a_delivery_of_another_topic_is_not_touched(store: Store, redis: Redis) -> None:
@@ -210,7 +210,7 @@ async def test_a_lease_whose_body_is_missing_is_left_to_the_monitor(
         "orders:pending": ["m2"],
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 2, "released": 1}
+    assert await count_of(redis) == {"produced": 2, "released": 1}
     assert await take_over(store, clock) == []
     assert (await read_state(redis)).keys() == {
         "payload",
@@ -260,7 +260,7 @@ async def test_a_thousand_are_released_in_one_call(store: Store, redis: Redis, c
         "orders:pending": ids,
         "orders:wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1000, "released": 1000}
+    assert await count_of(redis) == {"produced": 1000, "released": 1000}
 
 
 async def test_one_more_than_a_thousand_is_refused_and_none_is_released(store: Store, redis: Redis) -> None:

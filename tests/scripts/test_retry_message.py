@@ -52,7 +52,7 @@ async def test_a_failed_message_waits_with_its_new_body(store: Store, redis: Red
         "delay_wake": ["1"],
         "topics": {"orders"},
         "counters": counted,
-        f"counters:{clock.us // 60_000_000}": counted,
+        "fence": str(clock.us - 1),
     }
 
 
@@ -216,7 +216,7 @@ async def test_a_lost_lease_does_not_stop_the_others(store: Store, redis: Redis,
         "delay_tasks": {"m3": clock.ms + 60_000},
         "delay_wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 3, "completed": 1, "retried": 1}
+    assert await count_of(redis) == {"produced": 3, "completed": 1, "retried": 1}
 
 
 async def test_an_id_twice_in_one_call_is_retried_once(store: Store, redis: Redis, clock: Clock) -> None:
@@ -229,7 +229,7 @@ async def test_an_id_twice_in_one_call_is_retried_once(store: Store, redis: Redi
         "delay_tasks": {"m1": clock.ms + 2000},
         "delay_wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1, "retried": 1}
+    assert await count_of(redis) == {"produced": 1, "retried": 1}
 
 
 async def test_a_delivery_of_another_topic_is_not_touched(store: Store, redis: Redis) -> None:
@@ -281,7 +281,7 @@ async def test_a_thousand_are_retried_in_one_call(store: Store, redis: Redis, cl
         "delay_tasks": dict.fromkeys(ids, clock.ms + 60_000),
         "delay_wake": ["1"],
     }
-    assert await count_of(redis, clock) == {"produced": 1000, "retried": 1000}
+    assert await count_of(redis) == {"produced": 1000, "retried": 1000}
 
 
 async def test_one_more_than_a_thousand_is_refused_and_none_is_retried(store: Store, redis: Redis) -> None:

@@ -80,7 +80,7 @@ async def test_what_is_young_now_is_old_later(store: Store, redis: Redis, clock:
     assert await store.trim_dead(max_age=60.0) == 0
     clock.advance(60.001)
     assert await store.trim_dead(max_age=60.0) == 1
-    assert await everything(redis) == counted({"t:deleted": 1}, at_ms=NOW + 60_001)
+    assert await everything(redis) == counted({"t:deleted": 1})
 
 
 @pytest.mark.parametrize("bounds", [{"max_age": 0.001}, {"max_count": 1}], ids=["age", "count"])

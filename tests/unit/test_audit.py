@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -225,16 +225,58 @@ async def test_the_dead_copy_of_a_live_message_gets_a_name_of_its_own(store: Sto
 async def test_entries_that_no_claim_would_deliver_are_counted_but_no_fault(
     store: Store, redis: Redis
 ) -> None:
-    """Cancelled messages and repeated entries leave hints behind; a claim drops them."""
+    """Cancelled messages and ids that are used again leave hints behind; a claim drops them."""
     await store.produce("orders", [message(f"m{n}") for n in range(5)])
-    await store.cancel(["m2"])
-    await redis.lpush(PREFIX + "orders:pending", "m1")
+    await store.cancel(["m1", "m2"])
+    await store.produce("orders", [message("m1")])
     report = await audit(store)
     assert report.clean
     assert report.stale_hints == 2
     claim = await store.claim("orders", 10, lease=15, holder="w1")
     assert [delivery.id for delivery in claim.deliveries] == ["m0", "m1", "m3", "m4"]
     assert (await audit(store)).stale_hints == 0
+
+
+async def test_hints_that_another_program_left_are_counted_by_a_repair(store: Store, redis: Redis) -> None:
+    await store.produce("orders", [message(f"m{n}") for n in range(5)])
+    await store.cancel(["m2"])
+    await redis.lpush(PREFIX + "orders:pending", "m1", "nobody")
+    await redis.hset(PREFIX + "counters", "mails:stale", "7")
+    assert await redis.hget(PREFIX + "counters", "orders:stale") == b"1"
+    for repair in (False, True):
+        findings = (await audit(store, repair=repair)).findings
+        assert [(each.kind, each.what) for each in findings] == [
+            ("counters-disagree", "mails:stale"),
+            ("counters-disagree", "orders:stale"),
+        ]
+    assert (await audit(store)).clean
+    assert await redis.hget(PREFIX + "counters", "orders:stale") == b"3"
+
+
+@pytest.mark.parametrize("value", [b"9" * 5000, b"\xff", b"-", b""])
+async def test_a_counter_of_nonsense_does_not_stop_it(store: Store, redis: Redis, value: bytes) -> None:
+    await store.produce("orders", [message("m1")])
+    await redis.hset(PREFIX + "counters", mapping={"orders:stale": value, "orders:retried": value})
+    assert (await audit(store)).clean
+
+
+async def test_a_list_that_grows_during_the_audit_makes_no_finding(store: Store, redis: Redis) -> None:
+    """A claim between two looks changes no counter, but the lists."""
+    await store.produce("orders", [message(f"m{n}") for n in range(5)])
+    commands = store.commands
+
+    class Claiming:
+        async def execute_command(self, *args: Any) -> Any:
+            reply = await commands.execute_command(*args)
+            if args[0] == "LRANGE" and reply:
+                store.commands = commands
+                await store.claim("orders", 1, lease=15, holder="w1")
+            return reply
+
+    store.commands = Claiming()
+    report = await audit(store)
+    assert report.clean
+    assert not report.counters_checked
 
 
 async def test_a_wrong_type_is_named_with_its_key_and_set_aside_not_deleted(

@@ -90,3 +90,33 @@ async def test_a_topic_that_had_no_message_when_the_audit_began_raises_no_alarm(
     report = await audit(store)
     assert report.findings == []
     assert report.places == {"pending": 1}
+
+
+@pytest.mark.parametrize(
+    ("keep", "mended"),
+    [
+        (f"0 normal {'9' * 400}", "0 normal inf"),
+        (f"{'9' * 400} high 1763230000000", "0 high 1763230000000"),
+        ("2 nolane nan", "2 normal inf"),
+        ("garbage", "0 normal inf"),
+        ("", "0 normal inf"),
+    ],
+)
+@pytest.mark.parametrize("place", ["delayed", "pending", "stray"])
+async def test_what_is_kept_of_a_message_and_cannot_be_read_is_named_and_written_anew(
+    store: Store, redis: Redis, place: str, keep: str, mended: str
+) -> None:
+    """The scripts take it for nothing, so no message waits for the repair."""
+    if place == "delayed":
+        await store.produce_delayed("orders", [NewMessage("m1", BODY, delay=60)])
+    else:
+        await store.produce("orders", [NewMessage("m1", BODY)])
+    await redis.hset(PREFIX + "payload", "m1:keep", keep)
+    if place == "stray":
+        await redis.zrem(PREFIX + "all_expire_monitor", "m1")
+    kinds = ["strange-keep", "body-in-no-place"] if place == "stray" else ["strange-keep"]
+    for repair in (False, True):
+        findings = (await audit(store, repair=repair)).findings
+        assert [(each.kind, each.what) for each in findings] == [(kind, "m1") for kind in kinds]
+    assert (await audit(store)).clean
+    assert await redis.hget(PREFIX + "payload", "m1:keep") == mended.encode()

@@ -26,7 +26,9 @@ async def reading(redis: Redis) -> str:
         if ":counters" in key:
             continue
         kind = (await command(redis, "TYPE", key)).decode()
-        read = {"hash": "HGETALL", "zset": "ZRANGE", "list": "LRANGE", "set": "SMEMBERS"}[kind]
+        read = {"hash": "HGETALL", "zset": "ZRANGE", "list": "LRANGE", "set": "SMEMBERS", "string": "GET"}[
+            kind
+        ]
         rest = {"zset": " 0 -1 WITHSCORES", "list": " 0 -1"}.get(kind, "")
         lines.append(f"> {read} {key}{rest}")
         reply = await command(redis, read, key, *rest.split())
@@ -34,6 +36,8 @@ async def reading(redis: Redis) -> str:
             lines += [f"  {field.decode():<9} {value.decode()}" for field, value in sorted(reply.items())]
         elif kind == "zset":
             lines += [f"  {member.decode():<9} {score:.0f}" for member, score in reply]
+        elif kind == "string":
+            lines.append(f"  {reply.decode()}")
         else:
             lines += [f"  {member.decode()}" for member in sorted(reply)]
     return "\n".join(lines)

@@ -84,12 +84,11 @@ def test_a_queue_is_refused_by_the_same_grammar(name: str) -> None:
 
 def every_key(keys: Keys, topics: list[str]) -> list[str]:
     of_queue = [keys.of_queue(part) for part in QUEUE_PARTS]
-    minutes = [f"{keys.of_queue('counters')}:{minute}" for minute in ("29387166", "0")]
-    return of_queue + minutes + [keys.of_topic(topic, part) for topic, part in product(topics, TOPIC_PARTS)]
+    return of_queue + [keys.of_topic(topic, part) for topic, part in product(topics, TOPIC_PARTS)]
 
 
 PARTS = [*QUEUE_PARTS, *TOPIC_PARTS]
-AWKWARD = sorted({word for part in [*PARTS, "call", "counters:0"] for word in part.split(":")})
+AWKWARD = sorted({word for part in [*PARTS, "call"] for word in part.split(":")})
 """Names that are also words of our keys."""
 
 

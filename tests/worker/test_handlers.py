@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 import pytest
 
-from mx_rmq import ConfigError, Context, NoHandler, RedisMessageQueue
+from mx_rmq import ConfigError, Context, Dead, NoHandler, RedisMessageQueue
 from tests.worker.helpers import dead, drained, eventually, in_state, is_sound, put_bytes
 
 if TYPE_CHECKING:
@@ -292,6 +292,30 @@ async def test_every_delivery_has_a_token_of_its_own(mq: RedisMessageQueue) -> N
     await in_state(mq, "A1", "gone")
     assert len(set(tokens)) == 3
     assert attempts == [1, 2, 3]
+
+
+async def test_the_fence_grows_with_every_delivery_of_an_id(mq: RedisMessageQueue) -> None:
+    """Through retries, a replay and a new message of the same id; a store compares them as numbers."""
+    fences: list[int] = []
+
+    @mq.handler("t", retry=_often())
+    async def on_t(payload: int, ctx: Context) -> None:
+        assert ctx.token.endswith(f"@{ctx.fence}")
+        fences.append(ctx.fence)
+        if len(fences) < 3:
+            raise RuntimeError
+        if len(fences) == 3:
+            raise Dead("no")
+
+    await mq.start()
+    await mq.produce("t", 1, message_id="A1")
+    await in_state(mq, "A1", "dead")
+    await mq.dlq.replay("A1")
+    await in_state(mq, "A1", "gone")
+    await mq.produce("t", 1, message_id="A1")
+    await eventually(lambda: len(fences) == 5)
+    assert fences == sorted(set(fences))
+    assert fences[-1] < 2**53
 
 
 async def test_a_handler_can_still_be_called_as_the_function_it_is(mq: RedisMessageQueue) -> None:

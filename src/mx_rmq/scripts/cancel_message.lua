@@ -6,10 +6,9 @@
 -- Returns  per message: 1 cancelled | 0 running | -1 gone | -2 dead
 --          | -3 its topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I3 I5 I6 I8
--- Uses     clock count batch drop_hint
+-- Uses     count hints batch drop_hint
 local payload, monitor, delay_tasks, dlq, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix = ARGV[1]
-local now_us = clock()
 
 redis.call('ZCARD', monitor)
 redis.call('ZCARD', delay_tasks)
@@ -29,13 +28,19 @@ for n, id in ipairs(ids) do
   end
 end
 
+local cancelled, stale = {}, {}
 for n, id in ipairs(ids) do
   if status[n] == 1 then
+    local topic = topics[id]
     redis.call('HDEL', payload, id, id .. ':queue', id .. ':keep')
-    redis.call('ZREM', monitor, id)
+    local listed = redis.call('ZREM', monitor, id)  -- 1 for a pending one
     redis.call('ZREM', delay_tasks, id)
-    drop_hint(prefix, topics[id], id)
-    count(counters, topics[id], 'cancelled', 1, now_us)
+    stale[topic] = (stale[topic] or 0) + drop_hint(prefix, topic, id, listed)
+    cancelled[topic] = (cancelled[topic] or 0) + 1
   end
+end
+for topic, amount in pairs(cancelled) do
+  count(counters, topic, 'cancelled', amount)
+  note_hints(counters, topic, stale[topic])
 end
 return status

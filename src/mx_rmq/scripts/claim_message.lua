@@ -3,18 +3,18 @@
 -- is dropped.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 processing hash
 --          4 pending:high list   5 pending list   6 pending:low list   7 wake list   8 paused set
+--          9 fence string   10 counters hash
 -- ARGV     topic, limit, lease_ms, holder; now_us
 -- Returns  now_us, entries left in the lists (-1 while the topic is paused),
 --          then per delivery: id, body, token, expires_ms ('inf' for never; may have passed)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock digits wake
+-- Uses     clock digits fence hints leased wake
 local payload, monitor, processing = KEYS[1], KEYS[2], KEYS[3]
 local lanes = { 'high', 'normal', 'low' }
-local wake_list, paused = KEYS[7], KEYS[8]
+local wake_list, paused, fence, counters = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local topic, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now_us = clock()
 local now = digits(now_us)
-local first_token = '1@' .. now
 local ends = digits(math.floor(now_us / 1000) + lease_ms)
 -- A reply of many large bodies would stall the server: past these no further chunk is taken.
 local chunk, most_bytes, most_entries = 100, 4194304, 1000
@@ -25,9 +25,12 @@ redis.call('ZCARD', monitor)
 redis.call('HLEN', processing)
 local left = 0
 for n = 1, 3 do left = left + redis.call('LLEN', KEYS[3 + n]) end
+-- In empty lists nothing is stale, whatever another program did to them.
+if left == 0 then redis.pcall('HDEL', counters, topic .. ':stale') end
 
 local rows, leases, deadlines, claimed = { now, 0 }, {}, {}, {}
 local taken, bytes, looked = 0, 0, 0
+local given, first_token
 
 local function take(ids, lane)
   local fields = {}
@@ -42,8 +45,12 @@ local function take(ids, lane)
     local id, body, keep = ids[n], stored[n * 3 - 2], stored[n * 3]
     if body and stored[n * 3 - 1] == topic and expiries[n] and not held[n] and not claimed[id] then
       claimed[id] = true
+      if not given then
+        given = next_fence(fence, now_us)
+        first_token = '1@' .. given
+      end
       local expires, token = expiries[n], first_token
-      if keep then token = (string.match(keep, '^%d+') or 0) + 1 .. '@' .. now end
+      if keep then token = leased_before(keep) + 1 .. '@' .. given end
       leases[taken * 2 + 1] = id
       leases[taken * 2 + 2] = token .. ' ' .. lane .. ' ' .. expires .. ' ' .. holder .. ' run'
       deadlines[taken * 2 + 1], deadlines[taken * 2 + 2] = ends, id
@@ -73,5 +80,6 @@ if taken > 0 then
 end
 left = left - looked
 rows[2] = left
+note_hints(counters, topic, taken - looked, left)
 if left > 0 then wake(wake_list) else redis.call('DEL', wake_list) end
 return rows

@@ -38,6 +38,6 @@ if #finished > 0 then
     local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, #memories)
     if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
   end
-  count(counters, topic, 'completed', #finished, now_us)
+  count(counters, topic, 'completed', #finished)
 end
 return status

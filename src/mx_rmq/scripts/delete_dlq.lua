@@ -4,7 +4,7 @@
 --          (died_ms: '' or the death the caller has looked at; one that died again since is kept)
 -- Returns  how many were deleted
 -- Keeps    I1 I5 I6 I8
--- Uses     clock count batch bury
+-- Uses     count batch bury
 local dlq, dlq_payload, counters = KEYS[1], KEYS[2], KEYS[3]
 
 redis.call('HLEN', dlq_payload)
@@ -14,4 +14,4 @@ for n, id in ipairs(batch(1, 2)) do
   local died, score = ARGV[at + 1], redis.call('ZSCORE', dlq, id)
   if died == '' or (score and tonumber(died) == tonumber(score)) then ids[#ids + 1] = id end
 end
-return bury(dlq, dlq_payload, counters, ids, clock())
+return bury(dlq, dlq_payload, counters, ids)

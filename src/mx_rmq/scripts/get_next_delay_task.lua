@@ -6,9 +6,10 @@
 -- Uses     clock
 local delay_tasks = KEYS[1]
 local now_ms = math.floor(clock() / 1000)
+local most_ms = 1e15  -- more would not be a whole number of the protocol
 
 local first = redis.call('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')
 if not first[1] then return { 'NO_TASK' } end
 local due_ms = tonumber(first[2])
-if due_ms > now_ms then return { 'WAITING', due_ms - now_ms, first[1] } end
-return { 'EXPIRED', now_ms - due_ms, first[1] }
+if due_ms > now_ms then return { 'WAITING', math.min(due_ms - now_ms, most_ms), first[1] } end
+return { 'EXPIRED', math.min(now_ms - due_ms, most_ms), first[1] }

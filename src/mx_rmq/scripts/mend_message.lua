@@ -8,7 +8,7 @@
 -- Returns  per suspect: place, topic, deadline_ms, findings separated by spaces
 --          (place: pending | processing | delayed | dead | none)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     clock wake batch instant is_name relieve
+-- Uses     clock wake batch instant is_name leased relieve
 local payload, monitor, delay_tasks = KEYS[1], KEYS[2], KEYS[3]
 local dlq, dlq_payload = KEYS[4], KEYS[5]
 local prefix, mend, lease_ms = ARGV[1], ARGV[2] == 'mend', tonumber(ARGV[3])
@@ -52,6 +52,14 @@ local function examine(id, found_in, listed, fallback)
   end
   local lease = lease_in(topic, id)
 
+  -- What the next lease is made of; the scripts take text that is none of ours for nothing.
+  local function check_keep()
+    if not keep then return end
+    local lane, expires = string.match(keep, '^%d+ (%S+) (%S+)$')
+    local sound = leased_before(keep) .. ' ' .. (suffixes[lane] and lane or 'normal') .. ' ' .. instant(expires)
+    if keep ~= sound then wrong('strange-keep', { 'HSET', payload, id .. ':keep', sound }) end
+  end
+
   if not body then
     if lease then wrong('lease-without-body', { 'HDEL', prefix .. topic .. ':processing', id }) end
     if due then wrong('delay-without-body', { 'ZREM', delay_tasks, id }) end
@@ -67,9 +75,11 @@ local function examine(id, found_in, listed, fallback)
     end
   elseif due then
     place = 'delayed'
+    check_keep()
     if deadline then wrong('delayed-with-deadline', { 'ZREM', monitor, id }) end
   else
     place = 'pending'
+    check_keep()
     if not deadline or listed == '0' then
       local lane, expires = string.match(keep or '', '^%d+ (%S+) (%S+)$')
       local list = prefix .. topic .. (suffixes[lane] or suffixes.normal)

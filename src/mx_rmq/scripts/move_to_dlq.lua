@@ -45,6 +45,6 @@ end
 if dead > 0 then
   redis.call('HSET', dlq_payload, unpack(bodies))
   redis.call('ZADD', dlq, unpack(deaths))
-  count(counters, topic, 'dead', dead, now_us)
+  count(counters, topic, 'dead', dead)
 end
 return status

@@ -12,7 +12,7 @@ local delay_wake, counters = KEYS[4], KEYS[5]
 local prefix, limit = ARGV[1], bounded(ARGV[2])
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
-local put_off_ms = 60000
+local put_off_ms, most_ms = 60000, 1e15  -- more would not be a whole number of the protocol
 local suffixes = { high = ':pending:high', normal = ':pending', low = ':pending:low' }
 
 redis.call('ZCARD', monitor)
@@ -53,13 +53,13 @@ if #deadlines > 0 then redis.call('ZADD', monitor, unpack(deadlines)) end
 for list, group in pairs(groups) do
   redis.call('LPUSH', list, unpack(group.ids))
   wake(prefix .. group.topic .. ':wake')
-  count(counters, group.topic, 'promoted', #group.ids, now_us)
+  count(counters, group.topic, 'promoted', #group.ids)
 end
 
 local next_one = redis.call('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')
 local wait_ms = -1
 if next_one[1] then
-  wait_ms = math.max(0, tonumber(next_one[2]) - now_ms)
+  wait_ms = math.max(0, math.min(tonumber(next_one[2]) - now_ms, most_ms))
 else
   redis.call('DEL', delay_wake)
 end

@@ -40,7 +40,7 @@ if stored > 0 then
   redis.call('ZADD', delay_tasks, unpack(dues))
   if soonest < earliest then wake(delay_wake) end
   redis.pcall('SADD', topics, topic)
-  count(counters, topic, 'produced', stored, now_us)
+  count(counters, topic, 'produced', stored)
 end
 remember(call_key, call, status)
 return status

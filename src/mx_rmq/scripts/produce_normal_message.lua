@@ -48,7 +48,7 @@ if stored > 0 then
   for list, push in pairs(pushes) do redis.call('LPUSH', list, unpack(push)) end
   wake(wake_list)
   redis.pcall('SADD', topics, topic)
-  count(counters, topic, 'produced', stored, now_us)
+  count(counters, topic, 'produced', stored)
 end
 remember(call_key, call, status)
 return status

@@ -5,7 +5,7 @@
 -- ARGV     topic, limit; now_us
 -- Returns  how many messages were withdrawn, how many entries are left; ask again while some are
 -- Keeps    I1 I2 I3 I6 I8
--- Uses     clock bounded count
+-- Uses     bounded count hints
 local payload, monitor, processing, wake_list, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[7], KEYS[8]
 local topic, limit = ARGV[1], bounded(ARGV[2])
 
@@ -28,5 +28,6 @@ for n = 4, 6 do
   end
 end
 if left == looked then redis.call('DEL', wake_list) end
-count(counters, topic, 'cancelled', withdrawn, clock())
+count(counters, topic, 'cancelled', withdrawn)
+note_hints(counters, topic, withdrawn - looked, left - looked)
 return { withdrawn, left - looked }

@@ -4,12 +4,11 @@
 -- ARGV     topic; per delivery: id, token; now_us
 -- Returns  per delivery: 1 done | 0 stale | -1 gone
 -- Keeps    I1 I2 I3 I4 I5 I6
--- Uses     clock count wake batch held instant lease
+-- Uses     count wake batch held instant leased lease
 local payload, processing, monitor = KEYS[1], KEYS[2], KEYS[3]
 local lanes = { high = KEYS[4], normal = KEYS[5], low = KEYS[6] }
 local wake_list, counters = KEYS[7], KEYS[8]
 local topic = ARGV[1]
-local now_us = clock()
 
 redis.call('ZCARD', monitor)
 for n = 4, 6 do redis.call('LLEN', KEYS[n]) end
@@ -38,6 +37,6 @@ if #released > 0 then
   redis.call('HSET', payload, unpack(keeps))
   for list, push in pairs(pushes) do redis.call('RPUSH', list, unpack(push)) end
   wake(wake_list)
-  count(counters, topic, 'released', #released, now_us)
+  count(counters, topic, 'released', #released)
 end
 return status

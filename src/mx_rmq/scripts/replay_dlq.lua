@@ -47,6 +47,6 @@ for _, move in ipairs(moves) do
   redis.call('ZADD', monitor, move.expires, move.id)
   redis.call('LPUSH', move.list, move.id)
   wake(prefix .. move.topic .. ':wake')
-  count(counters, move.topic, 'replayed', 1, now_us)
+  count(counters, move.topic, 'replayed', 1)
 end
 return status

@@ -4,7 +4,7 @@
 -- ARGV     topic; per delivery: id, token, delay_ms, body; now_us
 -- Returns  per delivery: 1 done | 0 stale | -1 gone
 -- Keeps    I1 I2 I3 I4 I5 I6 I7
--- Uses     clock count wake batch held instant lease
+-- Uses     clock count wake batch held instant leased lease
 local payload, processing, monitor = KEYS[1], KEYS[2], KEYS[3]
 local delay_tasks, delay_wake, counters = KEYS[4], KEYS[5], KEYS[6]
 local topic = ARGV[1]
@@ -36,6 +36,6 @@ if #retried > 0 then
   redis.call('HSET', payload, unpack(bodies))
   redis.call('ZADD', delay_tasks, unpack(dues))
   if soonest < earliest then wake(delay_wake) end
-  count(counters, topic, 'retried', #retried, now_us)
+  count(counters, topic, 'retried', #retried)
 end
 return status

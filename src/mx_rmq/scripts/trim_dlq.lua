@@ -19,4 +19,4 @@ if #ids < limit and max_age_ms < math.huge then
   -- Both read from the oldest on, so the longer list holds the shorter one.
   if #old > #ids then ids = old end
 end
-return bury(dlq, dlq_payload, counters, ids, now_us)
+return bury(dlq, dlq_payload, counters, ids)

@@ -1,5 +1,5 @@
 -- Deletes dead messages for good. Returns how many there were.
-local function bury(dlq, dlq_payload, counters, ids, now_us)
+local function bury(dlq, dlq_payload, counters, ids)
   local deleted, tally = 0, {}
   for _, id in ipairs(ids) do
     if redis.call('ZREM', dlq, id) == 1 then
@@ -9,6 +9,6 @@ local function bury(dlq, dlq_payload, counters, ids, now_us)
       deleted = deleted + 1
     end
   end
-  for topic, amount in pairs(tally) do count(counters, topic, 'deleted', amount, now_us) end
+  for topic, amount in pairs(tally) do count(counters, topic, 'deleted', amount) end
   return deleted
 end

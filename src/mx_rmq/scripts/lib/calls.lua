@@ -5,7 +5,8 @@
 local function answer_of(call_key, call)
   if call == '' then return nil end
   local memory = redis.call('GET', call_key)
-  local last = memory and tonumber(string.match(memory, '%S+'))
+  local said = memory and string.match(memory, '^(%d+) ')
+  local last = said and #said <= 16 and tonumber(said)
   if last and (tonumber(call) or last) < last then
     error('BELATED call ' .. call .. ', this producer has come to ' .. last, 0)
   end
