@@ -70,7 +70,7 @@ class Shard:
         """Those with one user each; when one is told that the server was demoted, all leave."""
         self.link = self.blocking_link(0.0)
         self.store = Store(self.link, self.keys, max_bytes=config.max_bytes)
-        self._operators = Link(url, timeout=config.socket_timeout)
+        self._operators = self.blocking_link(0.0)
         self.operating = Store(self._operators, self.keys, max_bytes=config.max_bytes)
         """For what operators read and do: a long reply on its connection holds up nothing else. It is
         opened when it is first used."""

@@ -151,10 +151,11 @@ class Store:
             commands.append(("EVALSHA", script.sha, len(keys), *keys, _ms(lease), *args, now))
         answers: list[list[Settled] | StoreError] = []
         replies = await connections.execute_together(*commands)
-        for (topic, deliveries), reply in zip(chunks, replies, strict=True):
+        for (topic, _), command, reply in zip(chunks, commands, replies, strict=True):
             match reply:
                 case NoScriptError():
-                    answers.append(await self.extend(topic, deliveries, lease=lease))
+                    full = await self.commands.execute_command("EVAL", script.text, *command[2:])
+                    answers.append(_statuses(Settled, full))
                 case ResponseError():
                     answers.append(await self._translated(reply, script, self.keys.of_script(script, topic)))
                 case Exception():
@@ -177,11 +178,13 @@ class Store:
             args += (delivery.id, delivery.token, _ms(delay), body)
         return _statuses(Settled, await self._run("retry_message", args, topic))
 
-    async def release(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
-        """Put deliveries that never started back to the head of their lanes."""
+    async def release(
+        self, topic: str, deliveries: Sequence[Delivery], *, bodies: Sequence[bytes] = ()
+    ) -> list[Settled]:
+        """Put deliveries back to the head of their lanes, with new bodies if given (empty: as stored)."""
         args: list[Any] = [topic]
-        for delivery in deliveries:
-            args += (delivery.id, delivery.token)
+        for delivery, body in zip(deliveries, bodies or [b""] * len(deliveries), strict=True):
+            args += (delivery.id, delivery.token, body)
         return _statuses(Settled, await self._run("release_message", args, topic))
 
     async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:

@@ -375,6 +375,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     partial(Mixer.settle, verb="complete"): 3,
     partial(Mixer.settle, verb="retry"): 3,
     partial(Mixer.settle, verb="release"): 3,
+    partial(Mixer.settle, verb="recover"): 2,
     partial(Mixer.settle, verb="move_to_dlq"): 3,
     Mixer.promote: 3,
     Mixer.next_delay: 1,

@@ -226,6 +226,8 @@ class Machine:
                 )
             case "release":
                 return Call("release", (topic, picked), {})
+            case "recover":
+                return Call("release", (topic, picked), {"bodies": [self.body(pick.id) for pick in picked]})
         rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
         return Call(
             "move_to_dlq",

@@ -497,8 +497,15 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "release-count-lost",
         "the count of leases outlives a release",
         "release_message.lua",
-        "  redis.call('HSET', payload, unpack(keeps))\n",
-        "",
+        "    fields[#fields + 1] = leased .. ' ' .. lane .. ' ' .. expires\n",
+        "    fields[#fields + 1] = '0 ' .. lane .. ' ' .. expires\n",
+    ),
+    Mutant(
+        "recover-keeps-the-old-body",
+        "a recovered message has its new body",
+        "release_message.lua",
+        "if body ~= '' then",
+        "if false then",
     ),
     Mutant(
         "release-wakes-nobody",

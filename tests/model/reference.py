@@ -222,12 +222,16 @@ class Reference:
         self._wake_scheduler(earliest)
         return answer
 
-    def release(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+    def release(
+        self, topic: str, deliveries: Sequence[Delivery], *, bodies: Sequence[bytes] = ()
+    ) -> list[Settled]:
         answer = self._held(topic, deliveries)
-        for delivery, status in reversed(list(zip(deliveries, answer, strict=True))):
+        given = bodies or [b""] * len(deliveries)
+        for delivery, body, status in reversed(list(zip(deliveries, given, answer, strict=True))):
             if status is Settled.DONE:
-                self.live[delivery.id].odd_expiry = ""
-                self._queue(delivery.id, self.live[delivery.id], head=True)
+                life = self.live[delivery.id]
+                life.body, life.odd_expiry = body or life.body, ""
+                self._queue(delivery.id, life, head=True)
                 self._count(topic, "released")
         return answer
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha1
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
@@ -322,6 +323,11 @@ class Recorder:
         self.sent.append(Sent(command, script, rest[:count], rest[count:]))
         return await self._redis.execute_command(*args)
 
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        return await asyncio.gather(
+            *(self.execute_command(*command) for command in commands), return_exceptions=True
+        )
+
 
 class Drive(NamedTuple):
     """A call of the store, and what the script must get for it, by the names of its header."""
@@ -376,6 +382,14 @@ DRIVES = {
         {"lease_ms": 1500},
         ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
     ),
+    "extend_together": Drive(
+        "extend_lease",
+        lambda store: store.extend_together(
+            cast("Recorder", store.commands), [("orders", [D1, D2])], lease=1.5
+        ),
+        {"lease_ms": 1500},
+        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+    ),
     "start": Drive(
         "start_message",
         lambda store: store.start("orders", [D1, D2]),
@@ -399,9 +413,9 @@ DRIVES = {
     ),
     "release": Drive(
         "release_message",
-        lambda store: store.release("orders", [D1, D2]),
+        lambda store: store.release("orders", [D1, D2], bodies=[b"b1", b""]),
         {"topic": "orders"},
-        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+        ({"id": "m1", "token": "1@5", "body": b"b1"}, {"id": "m2", "token": "2@6", "body": b""}),
     ),
     "move_to_dlq": Drive(
         "move_to_dlq",
@@ -477,7 +491,8 @@ def test_every_script_has_one_method_of_the_store_and_every_method_a_script() ->
         if inspect.iscoroutinefunction(member) and not name.startswith("_")
     }
     assert set(DRIVES) == methods
-    assert sorted(drive.script for drive in DRIVES.values()) == sorted(SOURCES)
+    # Leases of one topic, or of many in one write.
+    assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, "extend_lease"])
 
 
 @for_every_method

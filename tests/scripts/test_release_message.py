@@ -276,7 +276,22 @@ async def test_an_incomplete_call_is_refused_before_anything_is_written(store: S
     m1, _ = await lease(store, "m1", "m2")
     async with unchanged(redis):
         with pytest.raises(ResponseError, match="BADARGS"):
-            await call(redis, NAME, keys_of(NAME), TOPIC, "m1", m1.token, "m2", "")
+            await call(redis, NAME, keys_of(NAME), TOPIC, "m1", m1.token, "", "m2", "")
+
+
+async def test_a_recovered_message_is_at_the_head_with_its_new_body(store: Store, redis: Redis) -> None:
+    m1, m2 = await lease(store, "m1", "m2")
+    await produce(store, "m3")
+    assert await store.release(TOPIC, [m1, m2], bodies=[b"crashed once", b""]) == [Settled.DONE] * 2
+    bodies = [(delivery.id, delivery.body) for delivery in await claim(store)]
+    assert bodies == [("m1", b"crashed once"), ("m2", m2.body), ("m3", bodies[2][1])]
+
+
+async def test_a_stale_token_recovers_nothing(store: Store, redis: Redis) -> None:
+    (m1,) = await lease(store, "m1")
+    await store.release(TOPIC, [m1], bodies=[b"first"])
+    async with unchanged(redis):
+        assert await store.release(TOPIC, [m1], bodies=[b"second"]) == [Settled.STALE]
 
 
 @pytest.mark.parametrize(

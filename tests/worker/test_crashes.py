@@ -186,10 +186,9 @@ async def test_a_handler_that_kills_its_process_runs_three_times_and_no_more(
 
 
 async def test_recovery_does_not_wait_for_a_token_that_went_to_a_worker_standing_still(
-    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    make_queue: MakeQueue, redis: Redis
 ) -> None:
-    monkeypatch.setattr("mx_rmq.worker.scheduler._LONGEST", 60.0)
-    mq = make_queue(lease=0.3)
+    mq = make_queue(lease=0.3, poll=60)
     ran = asyncio.Event()
 
     @mq.handler("t")
@@ -198,7 +197,8 @@ async def test_recovery_does_not_wait_for_a_token_that_went_to_a_worker_standing
 
     await mq.produce("t", 1, message_id="A1")
     await claim(redis, "w1")
-    still = asyncio.create_task(command(redis, "BLPOP", store_of(redis).keys.of_queue("delay_wake"), 20))
+    wake = store_of(redis).keys.of_topic("t", "wake")
+    still = asyncio.create_task(command(redis, "BLPOP", wake, 20))
     await asyncio.sleep(0.1)  # it is the first in line
     await mq.start()
     await asyncio.wait_for(ran.wait(), 10)

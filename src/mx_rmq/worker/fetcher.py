@@ -52,6 +52,12 @@ class Fetcher(Service):
         """Topics whose last claim was refused; said once."""
         self._polled_at = self._loop.time()
 
+    def look_at(self, topic: str) -> None:
+        """Claim from a topic at the next opportunity, if it is served here: it has entries."""
+        if topic in self._pool.topics:
+            self._heat(topic)
+            self.nudge.give()
+
     async def step(self) -> None:
         """Claim once from every hot topic that has room, or wait."""
         if self._loop.time() - self._polled_at >= self._config.poll:

@@ -42,8 +42,8 @@ class Monitor(Service):
         worker: its name.
         facts: what others may know of it.
         retries: the retry policy of each topic that has a handler here.
-        on_due: called when recovered messages are due. The token that tells of them may go to a worker
-            that stands still, and they have waited long enough.
+        on_recovered: called with a topic in which messages were recovered. The token that tells of them may
+            go to a worker that stands still, and they have waited long enough.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Monitor(Service):
         worker: str,
         facts: Mapping[str, Any],
         retries: Mapping[str, Retry],
-        on_due: Callable[[], None],
+        on_recovered: Callable[[str], None],
     ) -> None:
         super().__init__("monitor")
-        self._on_due = on_due
+        self._on_recovered = on_recovered
         self._worker = worker
         self._store = shard.store
         self._config = config
@@ -99,6 +99,7 @@ class Monitor(Service):
         return overdue
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
+        recovered: dict[str, list[tuple[Delivery, bytes]]] = defaultdict(list)
         retries: dict[str, list[tuple[Delivery, float, bytes]]] = defaultdict(list)
         deaths: dict[str, list[tuple[Delivery, bytes, bytes]]] = defaultdict(list)
         for takeover in taken:
@@ -110,22 +111,31 @@ class Monitor(Service):
                 fields |= {"reason": verdict.reason, "error": verdict.error}
                 logger.warning("message.dead", extra=fields)
             else:
-                retries[delivery.topic].append((delivery, verdict, body))
+                if verdict is None:
+                    recovered[delivery.topic].append((delivery, body))
+                else:
+                    retries[delivery.topic].append((delivery, verdict, body))
                 logger.warning("message.recovered", extra=fields)
+        for topic, recover in recovered.items():
+            deliveries, bodies = zip(*recover, strict=True)
+            await self._store.release(topic, deliveries, bodies=bodies)
+            self._on_recovered(topic)
         for topic, retry in retries.items():
             await self._store.retry(topic, retry)
-            self._on_due()
         for topic, dead in deaths.items():
             await self._store.move_to_dlq(topic, dead)
 
-    def _judge(self, takeover: Takeover, now: float) -> tuple[bytes, float | Death]:
-        """The message's new body, and in how many seconds it is tried again, or why it is dead."""
+    def _judge(self, takeover: Takeover, now: float) -> tuple[bytes, float | Death | None]:
+        """The message's new body, and what follows.
+
+        None for the head of its lane, the seconds to wait before it is tried again, or why it is dead.
+        """
         delivery = takeover.delivery
         try:
             message = decode_message(delivery.body)
         except UnreadableMessage as error:
             return b"", Death(reason="unparsable", error=describe(error), kind="UnreadableMessage")
-        verdict: float | Death = 0.0
+        verdict: float | Death | None = None
         if takeover.cause != "expired":
             if self._presence.sees(takeover.previous):
                 verdict = self._count_lapse(message, takeover, now)
@@ -135,12 +145,12 @@ class Monitor(Service):
             verdict = Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over")
         return encode_message(message), verdict
 
-    def _count_lapse(self, message: Message, takeover: Takeover, now: float) -> float | Death:
+    def _count_lapse(self, message: Message, takeover: Takeover, now: float) -> float | Death | None:
         """Its worker lives but let the lease run out: a failed attempt, if it was in a handler's hands."""
         if is_monitor(takeover.previous):
             message.unbegun += 1
             return (
-                0.0 if message.unbegun < self._config.crash_limit * _UNBEGUN else _crashed(message, takeover)
+                None if message.unbegun < self._config.crash_limit * _UNBEGUN else _crashed(message, takeover)
             )
         error = TimeoutError(
             "its lease ran out although its worker is connected: the handler ran past its timeout and "
@@ -154,7 +164,7 @@ class Monitor(Service):
             return Death(reason="failed", error=describe(error), kind="TimeoutError")
         return delay
 
-    def _count_crash(self, message: Message, takeover: Takeover, now: float) -> float | Death:
+    def _count_crash(self, message: Message, takeover: Takeover, now: float) -> Death | None:
         """Its worker vanished, and so may have been taken down by it."""
         if takeover.cause == "started" or not message.crashes:
             message.crashes += 1
@@ -166,7 +176,7 @@ class Monitor(Service):
         limit = self._config.crash_limit
         if message.crashes >= limit or message.unbegun >= limit * _UNBEGUN:
             return _crashed(message, takeover)
-        return 0.0
+        return None
 
     def _remember(self, message: Message, takeover: Takeover, now: float, error: str) -> None:
         message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))

@@ -63,8 +63,8 @@ class Worker:
         self._schedulers = [Scheduler(shard) for shard in shards]
         facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
         self._monitors = [
-            Monitor(shard, config, self.name, facts, retries, on_due=scheduler.nudge.give)
-            for shard, scheduler in zip(shards, self._schedulers, strict=True)
+            Monitor(shard, config, self.name, facts, retries, on_recovered=fetcher.look_at)
+            for shard, fetcher in zip(shards, self._fetchers, strict=True)
         ]
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
