@@ -152,10 +152,9 @@ class Store:
         answers: list[list[Settled] | StoreError] = []
         replies = await connections.execute_together(*commands)
         for (topic, _), command, reply in zip(chunks, commands, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                (reply,) = await connections.execute_together(("EVAL", script.text, *command[2:]))
             match reply:
-                case NoScriptError():
-                    full = await self.commands.execute_command("EVAL", script.text, *command[2:])
-                    answers.append(_statuses(Settled, full))
                 case ResponseError():
                     answers.append(await self._translated(reply, script, self.keys.of_script(script, topic)))
                 case Exception():
