@@ -41,3 +41,14 @@ def test_nothing_is_lost(name: str, environment: dict[str, str]) -> None:
     assert row.ok, f"{done.stderr}: {row}"
     assert row.lost == 0
     assert done.returncode == 0
+
+
+def test_a_fault_sees_nothing_of_the_tests_beside_it(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    monkeypatch.setenv("MX_RMQ_URL", "redis://elsewhere")
+    environment: dict[str, str] = request.getfixturevalue("environment")
+    assert Path(environment["TMPDIR"]).is_dir()
+    assert not {"MX_RMQ_URL", "PYTEST_CURRENT_TEST"} & environment.keys()
+    assert environment["PATH"] == os.environ["PATH"]
