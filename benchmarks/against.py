@@ -24,7 +24,6 @@ from mx_rmq.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 
-
 _LONGER = 5
 """How many times the rounds may be gone through on a machine that does other things too."""
 
@@ -75,10 +74,10 @@ MEASURES: dict[str, dict[str, Measure]] = {
     },
     "growth": {
         "growth": Measure(
-            100_000,
+            50_000,
             [
-                Figure("worker memory after 100,000 messages", "MB", max),
-                Figure("worker memory growth from 20,000 on", "MB", rise, judged=False),
+                Figure("worker memory after 50,000 messages", "MB", max),
+                Figure("worker memory growth from 10,000 on", "MB", rise, judged=False),
             ],
             rounds=3,
         ),

@@ -25,6 +25,9 @@ PAYLOAD = {"order_id": "A-100", "amount": 99.5, "items": [1, 2, 3], "note": "x" 
 _NO_CHECK: list[dict[str, str]] = [{"check": "off"}, {"server_check": "off"}]
 """The option that leaves out the look at the server's settings, as versions have named it."""
 
+_LONGEST = 120
+"""Seconds for one measurement; a version that hangs is an error then."""
+
 
 def queue(url: str, **options: Any) -> RedisMessageQueue:
     """A queue that does not judge its server, whatever this version calls that."""
@@ -193,7 +196,8 @@ def main() -> None:
 
 
 async def _measure(name: str, url: str, count: int) -> list[float]:
-    return await MEASURES[name](url, count)
+    async with asyncio.timeout(_LONGEST):
+        return await MEASURES[name](url, count)
 
 
 if __name__ == "__main__":
