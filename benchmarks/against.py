@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -190,12 +190,12 @@ def resolve(commit: str) -> str:
 
 def unpack(sha: str, home: Path) -> None:
     """Put the sources of a commit below *home*."""
-    done = _git("archive", "--format=tar", sha, "src/mx_rmq")
+    done = _git("archive", "--format=zip", sha, "src/mx_rmq")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise CannotCompare(f"commit {sha[:10]} cannot be unpacked: {said}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(home, filter="data")
+    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
+        archive.extractall(home)
 
 
 def _git(*args: str) -> subprocess.CompletedProcess[bytes]:

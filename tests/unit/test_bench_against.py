@@ -192,6 +192,7 @@ def test_this_tree_is_compared_with_a_commit(home: Path) -> None:
     with start(home, "weight", "--rounds", "1", "--scale", "0.01") as process:
         out, said = process.communicate(timeout=60)
     assert process.returncode in (0, 1), said
+    assert out, said
     (row,) = json.loads(out)
     assert row["name"] == "server memory per pending message"
     assert min(row["this"], row["other"]) > 0
@@ -205,6 +206,7 @@ def test_an_interrupted_run_leaves_nothing_behind(home: Path, number: signal.Sig
     with start(home, "throughput") as process:
         deadline = time.monotonic() + 30
         while not list(home.glob("mx-bench-*/log")):
+            assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
