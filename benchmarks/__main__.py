@@ -1,14 +1,16 @@
-"""``./mx bench``: every figure of docs/performance.md, as ratios within one run."""
+"""Every figure of docs/performance.md, as ratios within one run; or another commit beside this tree."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 from rich.console import Console
 
+from benchmarks import against, comparison
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
 from benchmarks.latency import latency
@@ -37,33 +39,85 @@ async def run(names: list[str], scale: float, rounds: int, progress: Console) ->
     return rows
 
 
-def main() -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mx bench", description=__doc__)
     parser.add_argument(
         "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all"
     )
     parser.add_argument("--json", action="store_true", help="rows for machines instead of a table")
     parser.add_argument(
-        "--rounds", type=int, default=8, help="how often speed is measured, latency 3 times at most (8)"
+        "--rounds",
+        type=int,
+        default=8,
+        help="how often speed is measured, latency 3 times at most; "
+        "with --against up to 5 times as often, until the ratios are sure (8)",
     )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="smaller counts for a quick look; figures are for 1 (1)"
     )
-    options = parser.parse_args()
-    unknown = set(options.what) - set(measures(1))
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(measures(1))}")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="measure this tree and COMMIT in turns, and print their ratios"
+    )
+    parser.add_argument(
+        "--reach", type=float, help="with --against: the share of COMMIT's speed to reach, or exit 1 (0.97)"
+    )
+    options = parser.parse_args(argv)
+    choice = list(measures(1) if options.against is None else against.MEASURES)
+    if unknown := sorted(set(options.what) - set(choice)):
+        parser.error(f"there is no {', '.join(unknown)}; choose from {', '.join(choice)}")
+    options.what = options.what or choice
     if options.rounds < 1 or not 0 < options.scale <= 1:
         parser.error("--rounds wants at least 1, --scale more than 0 and at most 1")
+    if options.reach is not None and options.against is None:
+        parser.error("--reach wants a commit to compare with: --against COMMIT")
+    options.reach = 0.97 if options.reach is None else options.reach
+    if not 0 < options.reach <= 1:
+        parser.error(f"--reach wants a share more than 0 and at most 1, got {options.reach:g}")
+    return options
+
+
+def main() -> int:
+    options = parse()
+    # So that Ctrl-C and `kill` alike leave no process and no file behind.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     progress = Console(stderr=True)
-    rows = asyncio.run(run(options.what or list(measures(1)), options.scale, options.rounds, progress))
+    out = Console(width=None if sys.stdout.isatty() else 110)
+    if options.against is not None:
+        return compare(options, out, progress)
+    rows = asyncio.run(run(options.what, options.scale, options.rounds, progress))
     if options.json:
         print(as_json(rows))
     else:
-        Console(width=None if sys.stdout.isatty() else 110).print(as_table(rows))
-    missed = [row.name for row in rows if not row.ok]
+        out.print(as_table(rows))
+    return verdict([row.name for row in rows if not row.ok], len(rows), progress)
+
+
+def compare(options: argparse.Namespace, out: Console, progress: Console) -> int:
+    try:
+        with progress.status("preparing") as status:
+            other, rows = against.compare(
+                options.against,
+                options.what,
+                rounds=options.rounds,
+                scale=options.scale,
+                reach=options.reach,
+                tell=status.update,
+            )
+    except against.CannotCompare as error:
+        print(f"mx bench: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(comparison.as_json(rows))
+    else:
+        out.print(comparison.as_table(rows, other))
+    if unsettled := [row.figure.name for row in rows if not row.settled]:
+        progress.print(f"not sure at this reach, measure on a quiet machine: {'; '.join(unsettled)}")
+    return verdict([row.figure.name for row in rows if not row.ok], len(rows), progress)
+
+
+def verdict(missed: list[str], rows: int, progress: Console) -> int:
     if missed:
-        progress.print(f"{len(missed)} of {len(rows)} rows fall short: {'; '.join(missed)}")
+        progress.print(f"{len(missed)} of {rows} rows fall short: {'; '.join(missed)}")
     return 1 if missed else 0
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,20 @@ from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.hookimpl(optionalhook=True)  # a plain pytest may run without the plugin
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes ``-n auto`` means: none but this one for files, tests and words (``-k``) named.
+
+    Every other process collects all tests anew, which takes longer than a few tests do. ``-s`` stays here
+    too: what another process prints is not shown. The whole suite gets a process for each core: at least
+    two, because most tests wait, and at most four, because more was not tried.
+    """
+    files = all(Path(arg.partition("::")[0]).is_file() for arg in config.args)
+    if files or config.option.keyword or config.option.capture == "no":
+        return 0
+    return min(max(2, os.cpu_count() or 1), 4)
 
 
 @pytest.fixture(scope="session", params=server_binaries().items(), ids=lambda item: item[0])

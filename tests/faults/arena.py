@@ -100,7 +100,7 @@ class Arena:
         self.url = server.url
         """Where workers and producers connect; set it to a proxy's to put that in between."""
         self.keys = Keys(QUEUE)
-        self.redis = Redis(port=server.port)
+        self.redis = Redis(host="127.0.0.1", port=server.port)
         self.queue = RedisMessageQueue(server.url, name=QUEUE, check="off")
         self.children: list[Child] = []
         self._ledgers = home / "ledgers"

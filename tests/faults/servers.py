@@ -77,7 +77,7 @@ class Server:
 
     def command(self, *args: Any) -> Any:
         """The reply to a command, over a connection of its own."""
-        with Redis(port=self.port, socket_timeout=5) as client:
+        with Redis(host="127.0.0.1", port=self.port, socket_timeout=5) as client:
             return client.execute_command(*args)
 
     def kill(self) -> None:

@@ -258,7 +258,7 @@ async def test_a_server_that_answers_before_its_disk_does_is_refused(
     """The bundled Valkey, as long as it syncs once a second; it may do better one day."""
     began = time.monotonic()
     for _ in range(3):
-        with Client(port=primary.port) as client:
+        with Client(host="127.0.0.1", port=primary.port) as client:
             client.set("a", 1)
             client.execute_command("WAITAOF", 1, 0, 2000)
     if time.monotonic() - began > 1.8:

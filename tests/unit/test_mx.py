@@ -15,9 +15,12 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.conftest import pytest_xdist_auto_num_workers
 
 SCRIPT = Path(__file__).parents[2] / "mx"
 
@@ -323,6 +326,28 @@ def test_a_signal_ends_the_command_and_then_it(checkout: Checkout, number: signa
         _, said = process.communicate()
     assert process.returncode == 128 + number
     assert said.count("Traceback") == (number == signal.SIGINT)  # the command's own, no second one
+
+
+@pytest.mark.parametrize(
+    ("argv", "alone"),
+    [
+        ([], False),
+        (["tests"], False),
+        (["tests/unit", "tests/unit/test_mx.py"], False),
+        (["tests/unit/test_mx.py"], True),
+        (["tests/unit/test_mx.py::test_x[a::b]", "tests/unit/test_ids.py"], True),
+        (["-k", "word"], True),
+        (["-s"], True),
+    ],
+)
+def test_only_a_whole_run_of_the_tests_is_spread(
+    argv: list[str], alone: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPT.parent)
+    options = pytestconfig._parser.parse_known_args(argv)
+    config: Any = SimpleNamespace(option=options, args=options.file_or_dir or ["tests"])
+    workers = pytest_xdist_auto_num_workers(config)
+    assert workers == 0 if alone else 2 <= workers <= 4
 
 
 def test_a_check_runs_every_step_and_fails_if_one_did(

@@ -51,6 +51,9 @@ class Model:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Model) and self.name == other.name
 
+    def __repr__(self) -> str:
+        return f"Model({self.name!r})"  # without its address: it is part of a test's name
+
     __hash__ = None  # type: ignore[assignment]
 
 
