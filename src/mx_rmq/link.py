@@ -160,6 +160,23 @@ class Link:
         loop = asyncio.get_running_loop()
         if (wait := self._not_before - loop.time()) > 0:  # it may still be a replica: no hot loop
             await asyncio.sleep(min(wait, self._connect_timeout / 2))
+        try:
+            writer = await self._open()
+        except ServerUnavailable:
+            if self._revive is None:
+                raise
+            await self._bring_back(self._revive)
+            writer = await self._open()
+        wire = _Wire(writer, self._timeout, self._leave)
+        if self._connecting is not asyncio.current_task():  # a cancelled connect may come back all the same
+            wire.lose("closed")
+            raise ServerUnavailable("the connection was closed")
+        self._wire = wire
+        self._made += 1
+        return wire
+
+    async def _open(self) -> asyncio.StreamWriter:
+        """Connect once."""
         connection: Any = self._maker.make_connection()
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -168,24 +185,16 @@ class Link:
             await connection.disconnect(nowait=True)
             match error:
                 case TimeoutError():
-                    raise ServerUnavailable(
-                        f"no connection to the server: {_silence(self._connect_timeout)}"
-                    ) from error
+                    silence = _silence(self._connect_timeout)
+                    raise ServerUnavailable(f"no connection to the server: {silence}") from error
                 case RedisError() | OSError():
-                    if self._revive is not None:
-                        await self._bring_back(self._revive)
                     raise no_connection(error) from error
                 case _:
                     raise
         # The only private names used: redis-py has no other way to hand over what it opened.
-        writer, connection._writer, connection._reader = connection._writer, None, None
-        wire = _Wire(writer, self._timeout, self._leave)
-        if self._connecting is not asyncio.current_task():  # a cancelled connect may come back all the same
-            wire.lose("closed")
-            raise ServerUnavailable("the connection was closed")
-        self._wire = wire
-        self._made += 1
-        return wire
+        writer: asyncio.StreamWriter = connection._writer
+        connection._writer = connection._reader = None
+        return writer
 
     async def _bring_back(self, revive: Callable[[], str]) -> None:
         url = await asyncio.to_thread(revive)

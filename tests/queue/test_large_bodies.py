@@ -167,6 +167,15 @@ class OldServer:
         return reply
 
 
+async def knows_novalues(redis: Redis) -> bool:
+    """Whether the server can scan a hash without its values."""
+    try:
+        await command(redis, "HSCAN", Keys("q").of_queue("payload"), 0, "NOVALUES")
+    except ResponseError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("old", [False, True])
 async def test_an_audit_reads_no_bodies_or_few_at_a_time(
     queue: RedisMessageQueue, redis: Redis, proxy: Proxy, old: bool
@@ -183,7 +192,9 @@ async def test_an_audit_reads_no_bodies_or_few_at_a_time(
     else:
         async with RedisMessageQueue(proxy.url, name="q", check="off") as watched:
             (report,) = await watched.audit()
-        assert proxy.longest_reply <= SLACK + 64_000
+        # Redis before 7.4 cannot leave the bodies out, and is asked for few fields at a time.
+        without_bodies = await knows_novalues(redis)
+        assert proxy.longest_reply <= (SLACK + 64_000 if without_bodies else REPLY_BYTES)
     assert report.findings == []
     assert report.places == {"pending": 3030, "dead": 10}
 

@@ -293,9 +293,9 @@ async def test_a_silent_connection_is_given_up_after_the_timeout(proxy: Proxy) -
 
 
 async def test_an_idle_connection_is_kept(proxy: Proxy) -> None:
-    async with through(proxy, seconds=0.05) as link:
+    async with through(proxy, seconds=0.3) as link:
         await link.execute_command("PING")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.7)
         await link.execute_command("PING")
         assert proxy.connections == 1
 

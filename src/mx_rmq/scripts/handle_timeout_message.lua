@@ -46,7 +46,8 @@ for _, id in ipairs(late) do
     cleaned[#cleaned + 1] = { id = id, delayed = true }
   else
     local previous, cause = '-', 'expired'
-    local leased, lane, expires = leased_before(keep), string.match(keep or '', '^%d+ (%S+)')
+    local leased, lane = leased_before(keep), string.match(keep or '', '^%d+ (%S+)')
+    local expires
     if lease then
       leased, lane, expires = kept(lease)
       previous, cause = string.match(lease, '^%S+ %S+ %S+ (%S+) (%S+)')
