@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=int,
         default=8,
         help="how often speed is measured, latency 3 times at most; "
-        "with --against up to 5 times as often, until the ratios are sure (8)",
+        "with --against up to 3 times as often, until the ratios are sure (8)",
     )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="smaller counts for a quick look; figures are for 1 (1)"

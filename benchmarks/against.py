@@ -24,7 +24,7 @@ from mx_rmq.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 
-_LONGER = 5
+_LONGER = 3
 """How many times the rounds may be gone through on a machine that does other things too."""
 
 

@@ -124,7 +124,7 @@ async def idle(url: str, count: int) -> list[float]:
 
 
 async def delay(url: str, count: int) -> list[float]:
-    """Milliseconds by which delayed messages begin late; they are due over a second."""
+    """Milliseconds by which delayed messages begin late; they are due over half a second."""
     mq, finished = queue(url), asyncio.Event()
     late: list[float] = []
 
@@ -138,7 +138,7 @@ async def delay(url: str, count: int) -> list[float]:
         await start(mq)
         for n in range(count):
             # One by one: the time a message waits to be produced is not part of its lateness.
-            after = 0.5 + n / count
+            after = 0.3 + 0.5 * n / count
             await mq.produce("alarms", time.perf_counter() + after, delay=after)
         await finished.wait()
     return late
