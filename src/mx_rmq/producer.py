@@ -197,14 +197,20 @@ class Producer:
         batcher = self._batchers[key] = Batcher(*senders, weigh=_weight)
         return batcher
 
-    def _send(self, key: Key, producer: str, batch: Sequence[Waiting]) -> Awaitable[list[Receipt]]:
+    async def _send(self, key: Key, producer: str, batch: Sequence[Waiting]) -> list[Receipt]:
         shard, topic, _, durability = key
-        return resend(
-            self._call(shard, topic, producer, [message for message, _ in batch]),
+        call = self._call(shard, topic, producer, [message for message, _ in batch])
+        try:
+            return await call()
+        except ServerUnavailable as error:
+            problem = error
+        return await resend(
+            call,
             patience=self._config.patience,
             within=self._attempt(durability),
             since=batch[-1][1],  # the last who came; the others are told when their own patience is over
             failed=partial(self._lost, key),
+            problem=problem,
         )
 
     def _lost(self, key: Key, error: Exception, wait: float) -> None:

@@ -51,6 +51,7 @@ async def resend(
     within: float | None = None,
     since: float | None = None,
     failed: Callable[[Exception, float], None] | None = None,
+    problem: Exception | None = None,
 ) -> R:
     """Await ``call()``, again and again while its error is one that may pass, for *patience* seconds.
 
@@ -64,14 +65,16 @@ async def resend(
             waits, so that nothing is sent later than the server remembers that it was sent before.
         since: when the patience began, by ``time.monotonic``; now by default.
         failed: called after each attempt that failed, with the wait before the next.
+        problem: why a first attempt failed that the caller has made by itself.
     """
     began = monotonic() if since is None else since
-    try:
-        return await call()
-    except Exception as error:
-        if not passes(error):
-            raise
-        problem = error
+    if problem is None:
+        try:
+            return await call()
+        except Exception as error:
+            if not passes(error):
+                raise
+            problem = error
     backoff = Backoff()
     while True:
         wait = backoff.wait()

@@ -135,7 +135,9 @@ class Shard:
 
     def blocking_store(self) -> tuple[Store, BlockingCommands]:
         """A store for use by ``run_blocking`` outside the event loop, and its connection."""
-        commands = BlockingCommands(self.url, self._timeout, revive=self._revive)
+        # Three tries within a lease: a connection that a router forgot must not cost it.
+        timeout = min(self._timeout, max(0.5, self._config.lease / 3))
+        commands = BlockingCommands(self.url, timeout, revive=self._revive)
         return Store(commands, self.keys, max_bytes=self.store.max_bytes), commands
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
-from mx_rmq.errors import ServerUnavailable
+from mx_rmq.errors import ServerUnavailable, WrongKeyType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ class Calm:
         """Note that a take-over failed."""
         if isinstance(error, ServerUnavailable):
             self._unavailable = True
-        else:
+        elif not isinstance(error, WrongKeyType):  # that stays until someone repairs it
             self.refused = True
 
     def answered(self, sent_at: float, overdue: Overdue) -> None:

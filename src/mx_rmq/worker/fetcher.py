@@ -93,15 +93,16 @@ class Fetcher(Service):
         self._hot.pop(topic)
         if claim.left:
             self._heat(topic)
-        if self._shard.disowned_at > asked_at:  # the loop hung, and what this claim leased was given back
-            self._doubtful.add(topic)
-            return True
         until = asked_at + self._config.lease
         jobs = [
             Job(delivery, self._shard, work.handler, self._loop, asked_at, until)
             for delivery in claim.deliveries
         ]
         self._shard.held.update(jobs)
+        if self._shard.disowned_at > asked_at:  # the loop hung, and what this claim leased was given back
+            self._shard.forget(jobs)
+            self._doubtful.add(topic)
+            return True
         self._pool.offer(work, jobs)
         return bool(jobs) or claim.left > 0
 

@@ -6,16 +6,13 @@ reach the parent's connections.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    import asyncio
 
 pid = os.getpid()
 """The process this is; known without asking the system for each message."""
@@ -47,12 +44,21 @@ def leave(error: BaseException | None = None) -> None:
     os._exit(code)
 
 
+def _call_first(loop: asyncio.AbstractEventLoop) -> None:
+    """Leave before anything that was ready when the process was forked: it would run in both."""
+    ready = getattr(loop, "_ready", None)
+    if ready is None:  # not asyncio's own loop
+        loop.call_soon(leave)
+    else:
+        ready.appendleft(asyncio.Handle(leave, (), loop))
+
+
 def _after_fork() -> None:
     global pid
     pid = os.getpid()
     for loop, thread in list(_loops.items()):
         if thread == threading.get_ident() and loop.is_running():
-            loop.call_soon(leave)
+            _call_first(loop)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,10 @@ class Settlement(NamedTuple):
     error: bytes = b""
 
 
+SETTLED: Final = Settlement("settled")
+"""Of a job that the lease keeper's thread has settled, because the loop hung."""
+
+
 class Job:
     """One delivery, from the claim until it is settled."""
 
@@ -53,11 +57,9 @@ class Job:
         "loop",
         "message",
         "payload",
-        "settled",
         "settlement",
         "shard",
         "started_at",
-        "unsettled_since",
     )
 
     def __init__(
@@ -86,10 +88,6 @@ class Job:
         self.end: End | None = None
         self.settlement: Settlement | None = None
         """How it is to be settled, from the moment that this is known."""
-        self.unsettled_since: float | None = None
-        """When the lease keeper's thread first saw that it was to be settled."""
-        self.settled = False
-        """Whether the lease keeper's thread has settled it, because the loop did not."""
         self._runner: asyncio.Task[Any] | None = None
         self._batch: Sequence[Job] = ()
         self._lost: asyncio.Event | None = None

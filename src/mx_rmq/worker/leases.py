@@ -1,7 +1,7 @@
 """Keeping leases: from a thread with its own connection, so that a busy event loop loses none.
 
 The thread also stands in for a loop that hangs. Then it gives back what has not begun, and settles what has
-finished; only what the hanging handler itself runs keeps its lease, until its timeout.
+finished; what runs keeps its lease until the timeout of its handler.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
 from mx_rmq.blocking import run_blocking
-from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable, StoreError
+from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable, StoreError, WrongKeyType
 from mx_rmq.records import Settled
 from mx_rmq.store import BATCH_LIMIT
 from mx_rmq.worker.fetcher import give_back_unknown
-from mx_rmq.worker.job import End, Settlement
+from mx_rmq.worker.job import SETTLED, End, Settlement
 from mx_rmq.worker.settler import settle
+from mx_rmq.worker.surplus import give_back
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,14 +62,18 @@ class LeaseKeeper:
         worker: str,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._shards = list(shards)
         self._pool = pool
         self._lease = config.lease
-        self._patience = config.patience
+        # A handler without a timeout is let go with its loop, though not after a short hang.
+        self._longest_hang = max(config.patience, 4 * config.lease)
         self._worker = worker
         self._loop = loop
         self._pulse = _Pulse(loop)
         self._stopping = threading.Event()
-        self._keepers = [_Keeper(shard, self._lease, self._patience, self._stopping) for shard in shards]
+        self._keepers = [
+            _Keeper(shard, self._lease, config.patience, self._stopping) for shard in self._shards
+        ]
         self._slow = False
         self._thread = threading.Thread(target=self._run, name="mx-rmq-leases", daemon=True)
 
@@ -87,13 +93,16 @@ class LeaseKeeper:
         # A loop that ended without a stop leaves nobody whose leases are worth keeping.
         while not self._stopping.wait(wait) and not self._loop.is_closed():
             try:
-                if self._pulse.hangs():
+                hangs = self._pulse.hangs()
+                if hangs:
                     self._stand_in()
                 if (began := monotonic()) >= due:
-                    kept = [keeper.extend() for keeper in self._keepers]
+                    lasts = not hangs or began - self._pulse.silent_since < self._longest_hang
+                    kept = [keeper.extend(without_timeout=lasts) for keeper in self._keepers]
                     # Counted from the beginning of the round, so that a slow one delays no other.
                     due = began + (third if all(kept) else min(third, _TICK))
-                    self._note_pace(monotonic() - began)
+                    if all(kept):
+                        self._note_pace(monotonic() - began)
             except Exception:
                 logger.exception("service.failed", extra={"service": "leases"})
                 due = monotonic() + min(third, _TICK)
@@ -115,6 +124,7 @@ class LeaseKeeper:
         tell(self._loop, self._pool.forget_ready, len(jobs))
         for job in jobs:
             job.settlement = Settlement("release")
+        tell(self._loop, give_back, self._shards, jobs)  # done by the loop if it comes back first
         done: Counter[str] = Counter()
         for keeper in self._keepers:
             done += keeper.settle(jobs)
@@ -161,32 +171,42 @@ class _Keeper:
         self._away = False
         self._failed: set[str] = set()
         """Topics whose leases could not be extended the last time; said once."""
+        self._unsettled: dict[Job, float] = {}
+        """What is to be settled, and since when this was seen."""
         self._disowned_for = 0.0
         """The silence of the loop during which unknown leases were given back."""
 
-    def extend(self) -> bool:
-        """Extend once what is in hand and has not run past its handler's timeout; False if it failed."""
-        chunks = self._chunks()
+    def extend(self, *, without_timeout: bool) -> bool:
+        """Extend once what is in hand and has not run past its handler's timeout.
+
+        Args:
+            without_timeout: whether handlers that have no timeout keep their messages too.
+
+        Returns False if that failed for a reason that can pass.
+        """
+        chunks = self._chunks(inf if without_timeout else monotonic())
+        if not chunks:
+            return True
         # From before the call: the server's leases may end later, never sooner.
         until = monotonic() + self._lease
         rows = [(topic, [job.delivery for job in jobs]) for topic, jobs in chunks]
         try:
-            answers = run_blocking(
-                self._store.extend_together(self._commands, rows, lease=self._lease) if rows else _nothing()
-            )
+            answers = run_blocking(self._store.extend_together(self._commands, rows, lease=self._lease))
         except (ServerUnavailable, ConfigError) as error:
             if not self._away:
                 logger.warning("leases.not_extended", extra={"error": str(error)})
             self._away = True
             return False
         self._away = False
-        failed = set()
+        failed: set[str] = set()
         lost: list[Job] = []
+        may_pass = False
         for (topic, jobs), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):  # of one topic; the others are extended
                 if topic not in self._failed:
                     logger.error("topic.failed", extra={"topic": topic, "error": str(answer)})
                 failed.add(topic)
+                may_pass = may_pass or not isinstance(answer, WrongKeyType)
                 continue
             for job, status in zip(jobs, answer, strict=True):
                 if status is Settled.DONE:
@@ -196,21 +216,22 @@ class _Keeper:
         self._failed = failed
         if lost and not self._stopping.is_set():
             tell(lost[0].loop, _lose, lost)
-        return not failed
+        return not may_pass
 
-    def _chunks(self) -> list[tuple[str, list[Job]]]:
-        """What is to be extended, by topic, and at most so many in one call."""
+    def _chunks(self, latest: float) -> list[tuple[str, list[Job]]]:
+        """What is to be extended, by topic, at most so many in one call; no deadline is after *latest*."""
         now = monotonic()
         by_topic: dict[str, list[Job]] = defaultdict(list)
+        unsettled: dict[Job, float] = {}
         for job in list(self._shard.held):
             if job.settlement is not None:
-                if job.unsettled_since is None:
-                    job.unsettled_since = now
-                if job.settled or now - job.unsettled_since > self._patience:
+                since = unsettled[job] = self._unsettled.get(job, now)
+                if job.settlement is SETTLED or now - since > self._patience:
                     continue
-            elif job.deadline <= now:
+            elif min(job.deadline, latest) <= now:
                 continue
             by_topic[job.delivery.topic].append(job)
+        self._unsettled = unsettled
         return [
             (topic, jobs[start : start + BATCH_LIMIT])
             for topic, jobs in by_topic.items()
@@ -226,21 +247,23 @@ class _Keeper:
         groups: dict[tuple[str, str], list[tuple[Job, Settlement]]] = defaultdict(list)
         here = [job for job in given_back if job.shard is self._shard]
         for job in dict.fromkeys([*here, *self._shard.held]):
-            if job.settlement is not None and not job.settled:
-                groups[job.settlement.verb, job.delivery.topic].append((job, job.settlement))
+            settlement = job.settlement
+            if settlement is not None and settlement is not SETTLED:
+                groups[settlement.verb, job.delivery.topic].append((job, settlement))
         done: Counter[str] = Counter()
         for (verb, topic), items in groups.items():
             for start in reversed(range(0, len(items), BATCH_LIMIT)):
                 some = items[start : start + BATCH_LIMIT]
                 try:
-                    # A delivery that is refused here was settled by the loop, or the loop learns of its loss.
+                    # What is refused was settled by the loop just before it hung, or belongs to someone else.
                     run_blocking(settle(self._store, verb, topic, some))
                 except MxRmqError as error:  # tried again at the next look; the leases last for the patience
                     fields = {"verb": verb, "topic": topic, "messages": len(some), "error": str(error)}
                     logger.warning("settle.failed", extra=fields)
                     return done
+                self._shard.settler.stood_in = True
                 for job, _ in some:
-                    job.settled = True
+                    job.settlement = SETTLED
                 done[verb] += len(some)
                 tell(some[0][0].loop, self._shard.forget, [job for job, _ in some])
         return done
@@ -249,23 +272,25 @@ class _Keeper:
         """Give back, once in a silence, what is leased by claims whose replies the loop has not read."""
         if self._disowned_for == silent_since:
             return
-        self._shard.disowned_at = monotonic()  # first: a reply read from now on is not trusted
+        self._shard.disowned_at = inf  # no reply that is read while this goes on is trusted
         try:
             for topic in topics:
-                run_blocking(give_back_unknown(self._shard, self._store, topic, worker))
-        except (MxRmqError, ResponseError) as error:  # tried again, or their leases run out
+                self._give_back_unknown(topic, worker)
+            self._disowned_for = silent_since
+        except ServerUnavailable as error:  # tried again at the next look
+            logger.warning("claim.not_given_back", extra={"error": str(error)})
+        finally:
+            self._shard.disowned_at = monotonic()  # nor one that was asked for before its end
+
+    def _give_back_unknown(self, topic: str, worker: str) -> None:
+        try:
+            run_blocking(give_back_unknown(self._shard, self._store, topic, worker))
+        except (StoreError, ResponseError) as error:  # of one topic; its leases run out
             logger.warning("claim.not_given_back", extra={"topic": topic, "error": str(error)})
-            if isinstance(error, ServerUnavailable):
-                return
-        self._disowned_for = silent_since
 
     def close(self) -> None:
         """Close the connection."""
         self._commands.close()
-
-
-async def _nothing() -> list[list[Settled] | StoreError]:
-    return []
 
 
 def tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *args: object) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mx_rmq.errors import MxRmqError, UnreadableMessage
 from mx_rmq.message import Attempt, Death, Message, decode_message, describe, encode_death, encode_message
+from mx_rmq.records import Settled
 from mx_rmq.store import BATCH_LIMIT
 from mx_rmq.worker.calm import Calm
 from mx_rmq.worker.presence import Presence, is_monitor
@@ -64,11 +65,16 @@ class Monitor(Service):
         self._presence = Presence(shard, config, worker, facts)
         # A take-over is settled by the next call. If this worker dies in between, others need not wait long.
         self._lease = min(config.lease, max(_SHORTEST, config.lease / 4))
+        self._batch = _BATCH
+        self._has_looked = False
         self._calm = Calm(config, asyncio.get_running_loop().time)
         self._kept_house_at = float("-inf")
 
     async def step(self) -> None:
         """Take over and settle what is overdue, then wait a little."""
+        if not self._has_looked:  # who is there, before anyone is blamed
+            await self._presence.step(recover=False)
+            self._has_looked = True
         overdue = await self._take_over()
         for id_ in overdue.poisoned:
             logger.error("message.poisoned", extra={"id": id_, "place": "processing"})
@@ -87,7 +93,7 @@ class Monitor(Service):
         sent_at = asyncio.get_running_loop().time()
         try:
             overdue = await self._store.take_over(
-                _BATCH,
+                self._batch,
                 lease=self._lease,
                 holder=f"{self._worker}.monitor",
                 before=self._calm.bound(),
@@ -116,14 +122,18 @@ class Monitor(Service):
                 else:
                     retries[delivery.topic].append((delivery, verdict, body))
                 logger.warning("message.recovered", extra=fields)
+        statuses: list[Settled] = []
         for topic, recover in recovered.items():
             deliveries, bodies = zip(*recover, strict=True)
-            await self._store.release(topic, deliveries, bodies=bodies)
+            statuses += await self._store.release(topic, deliveries, bodies=bodies)
             self._on_recovered(topic)
         for topic, retry in retries.items():
-            await self._store.retry(topic, retry)
+            statuses += await self._store.retry(topic, retry)
         for topic, dead in deaths.items():
-            await self._store.move_to_dlq(topic, dead)
+            statuses += await self._store.move_to_dlq(topic, dead)
+        if Settled.STALE in statuses:  # it took too long, as large bodies do over a slow line
+            self._lease = min(self._config.lease, 2 * self._lease)
+            self._batch = max(1, self._batch // 2)
 
     def _judge(self, takeover: Takeover, now: float) -> tuple[bytes, float | Death | None]:
         """The message's new body, and what follows.
@@ -146,12 +156,14 @@ class Monitor(Service):
         return encode_message(message), verdict
 
     def _count_lapse(self, message: Message, takeover: Takeover, now: float) -> float | Death | None:
-        """Its worker lives but let the lease run out: a failed attempt, if it was in a handler's hands."""
-        if is_monitor(takeover.previous):
+        """Its worker lives but let the lease run out: a failed attempt, if it is known to have begun.
+
+        The first time that is not known. From then on the start is noted, as after a crash.
+        """
+        if is_monitor(takeover.previous) or takeover.cause != "started":
             message.unbegun += 1
-            return (
-                None if message.unbegun < self._config.crash_limit * _UNBEGUN else _crashed(message, takeover)
-            )
+            self._remember(message, takeover, now, "the lease ran out although the worker is connected")
+            return _crashed(message, takeover) if self._is_hopeless(message) else None
         error = TimeoutError(
             "its lease ran out although its worker is connected: the handler ran past its timeout and "
             "cannot be stopped, or the process stands still"
@@ -173,10 +185,11 @@ class Monitor(Service):
         gone = self._presence.vanished(takeover.previous)
         error = f"the worker vanished: its {'connection was gone' if gone else 'lease ran out'}"
         self._remember(message, takeover, now, error)
+        return _crashed(message, takeover) if self._is_hopeless(message) else None
+
+    def _is_hopeless(self, message: Message) -> bool:
         limit = self._config.crash_limit
-        if message.crashes >= limit or message.unbegun >= limit * _UNBEGUN:
-            return _crashed(message, takeover)
-        return None
+        return message.crashes >= limit or message.unbegun >= limit * _UNBEGUN
 
     def _remember(self, message: Message, takeover: Takeover, now: float, error: str) -> None:
         message.remember(Attempt(at=round(now, 3), worker=takeover.previous, error=error))

@@ -76,9 +76,9 @@ class Runner:
                 continue
             work, jobs = taken
             try:
-                attempt, (fit, crashes) = self._attempts[work.handler.topic], self._open(jobs)
-                if crashes or (fit and _in_doubt(fit[0])):
-                    await self._run_with_care(attempt, fit, task, crashes)
+                attempt, (fit, suspect) = self._attempts[work.handler.topic], self._open(jobs)
+                if suspect or (fit and _in_doubt(fit[0])):
+                    await self._run_with_care(attempt, fit, task)
                 elif fit:
                     await self._run(attempt, fit, task)
             except Exception:
@@ -118,13 +118,12 @@ class Runner:
             job.finish()
             self._settle(job, attempt.judge(job, None if ends is None else ends[n]))
 
-    async def _run_with_care(
-        self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any], crashes: int
-    ) -> None:
+    async def _run_with_care(self, attempt: Attempt, jobs: list[Job], task: asyncio.Task[Any]) -> None:
         """Run what may have taken workers down, or may be someone else's by now, noting that it begins.
 
         If another crash would be its last it begins alone, so that it dies of no other message's crash.
         """
+        crashes = max(job.message.crashes if job.message else 0 for job in jobs)
         last_chance = crashes > 0 and crashes + 1 >= self._config.crash_limit
         async with self._pool.alone() if last_chance else nullcontext():
             await self._note_start(jobs)
@@ -140,7 +139,8 @@ class Runner:
     async def _note_start(self, jobs: list[Job]) -> None:
         by_shard: dict[Shard, list[Job]] = defaultdict(list)
         for job in jobs:
-            if (job.message is not None and job.message.crashes) or _in_doubt(job):
+            message = job.message
+            if (message is not None and (message.crashes or message.unbegun)) or _in_doubt(job):
                 by_shard[job.shard].append(job)
         for shard, suspects in by_shard.items():
             topic, doubt = suspects[0].delivery.topic, _in_doubt(suspects[0])
@@ -149,25 +149,32 @@ class Runner:
                 statuses = await resend(start, patience=self._config.patience if doubt else 0.0)
             except errors.MxRmqError as error:  # then a crash is not blamed on it
                 logger.warning("start.not_noted", extra={"topic": topic, "error": str(error)})
-                statuses = [Settled.STALE if doubt else Settled.DONE] * len(suspects)
+                for job in suspects if doubt else ():
+                    job.stop(End.LATE)
+                continue
             for job, status in zip(suspects, statuses, strict=True):
                 if status is not Settled.DONE:
                     job.stop(End.LOST)
 
-    def _open(self, jobs: list[Job]) -> tuple[list[Job], int]:
-        """Read the messages and settle those that must not run: the others, and the most crashes of one."""
+    def _open(self, jobs: list[Job]) -> tuple[list[Job], bool]:
+        """Read the messages and settle those that must not run.
+
+        Returns the others, and whether one of them was leased before without an end: should that happen
+        again, it matters whether it had begun.
+        """
         now = self._loop.time()
         fit: list[Job] = []
-        crashes = 0
+        suspect = False
         for job in jobs:
             outcome = self._read(job, now)
             if outcome is not None:
                 self._settle(job, outcome)
                 continue
             fit.append(job)
-            if job.message is not None and job.message.crashes > crashes:
-                crashes = job.message.crashes
-        return fit, crashes
+            message = job.message
+            if message is not None and (message.crashes or message.unbegun):
+                suspect = True
+        return fit, suspect
 
     def _read(self, job: Job, now: float) -> Outcome | None:
         """Read a message and its payload; an outcome if it must not run."""

@@ -14,7 +14,7 @@ from mx_rmq.errors import MxRmqError, WrongKeyType
 from mx_rmq.records import Settled
 from mx_rmq.resend import resend
 from mx_rmq.store import BATCH_LIMIT
-from mx_rmq.worker.job import Settlement
+from mx_rmq.worker.job import SETTLED, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -48,6 +48,8 @@ class Settler:
         self._patience = patience
         self._batchers: dict[tuple[str, str], Batcher[Item, None]] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
+        self.stood_in = False
+        """Whether the lease keeper's thread has ever settled something for this."""
 
     def complete(self, job: Job, dedup_for: float) -> None:
         """The handler succeeded."""
@@ -69,7 +71,8 @@ class Settler:
         """Release jobs that never started, so that each topic's first one is first again."""
         by_topic: dict[str, list[Item]] = defaultdict(list)
         for job in jobs:
-            job.settlement = _RELEASE
+            if job.settlement is None:  # else the thread has begun with it
+                job.settlement = _RELEASE
             by_topic[job.delivery.topic].append((job, _RELEASE))
         for topic, items in by_topic.items():
             task = asyncio.create_task(self._give_back(topic, items))
@@ -108,7 +111,12 @@ class Settler:
         batcher.put((job, settlement))
 
     async def _settle(self, verb: str, topic: str, items: Sequence[Item]) -> list[None]:
-        open_items = [item for item in items if not item[0].settled]
+        open_items = items
+        if self.stood_in:
+            open_items = [item for item in items if item[0].settlement is not SETTLED]
+        if not open_items:
+            self._forget([job for job, _ in items])
+            return [None] * len(items)
         try:
             statuses = await resend(
                 lambda: settle(self._store, verb, topic, open_items),
@@ -124,7 +132,7 @@ class Settler:
         finally:
             self._forget([job for job, _ in items])
         for (job, _), status in zip(open_items, statuses, strict=True):
-            if status is not Settled.DONE and not job.settled:
+            if status is not Settled.DONE and job.settlement is not SETTLED:
                 lost = job.delivery
                 fields = {"verb": verb, "topic": topic, "id": lost.id, "token": lost.token}
                 logger.warning("lease.lost", extra=fields)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import ResponseError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Collection
 
     from mx_rmq.link import Link
     from mx_rmq.shard import Shard
@@ -57,8 +57,11 @@ class Wakeup:
                 self._answer = None
         if self._answer is None and keys:
             self._keys = frozenset(keys)
-            # A task of its own: redis-py may swallow the cancellation of whoever connects.
-            self._answer = asyncio.ensure_future(self._pop(keys))
+            known = not self._may_unblock or (
+                self._client is not None and self._client[0] == self._link.connection
+            )
+            # A future of its own: redis-py may swallow the cancellation of the task that connects.
+            self._answer = asyncio.ensure_future(self._pop(keys) if known else self._identify_and_pop(keys))
             self._answer.add_done_callback(self._nudge.give)
         await self._nudge.wait(seconds)
         if self._answer is None or not self._answer.done():
@@ -75,15 +78,17 @@ class Wakeup:
         self._failed = False
         return () if reply is None else (reply[0].decode(),)
 
-    async def _pop(self, keys: Collection[str]) -> Any:
-        """Pop a token; on a new connection learn first by which number the server can end the pop."""
-        if self._may_unblock and (self._client is None or self._client[0] != self._link.connection):
-            try:
-                number = await self._link.execute_command("CLIENT", "ID")
-                self._client = self._link.connection, number
-            except ResponseError:
-                self._may_unblock = False
-        return await self._link.execute_command("BLPOP", *keys, self._longest)
+    def _pop(self, keys: Collection[str]) -> Awaitable[Any]:
+        return self._link.execute_command("BLPOP", *keys, self._longest)
+
+    async def _identify_and_pop(self, keys: Collection[str]) -> Any:
+        """Learn on a new connection by which number the server can end the pop, then pop."""
+        try:
+            number = await self._link.execute_command("CLIENT", "ID")
+            self._client = self._link.connection, number
+        except ResponseError:
+            self._may_unblock = False
+        return await self._pop(keys)
 
     async def _unblock(self) -> bool:
         """End the pop under way and wait for its reply; False if that is not possible."""
@@ -92,12 +97,11 @@ class Wakeup:
         if not self._may_unblock or client is None or client[0] != self._link.connection:
             return False
         try:
-            ended = await self._commands.execute_command("CLIENT", "UNBLOCK", client[1])
+            await self._commands.execute_command("CLIENT", "UNBLOCK", client[1])
         except ResponseError:  # the user has no right to
             self._may_unblock = False
             return False
-        # Not blocked: its reply is on its way already.
-        await asyncio.wait([answer], timeout=None if ended else _BLIND)
+        await asyncio.wait([answer], timeout=_BLIND)
         return answer.done()
 
     async def close(self) -> None:
