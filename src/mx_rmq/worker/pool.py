@@ -118,19 +118,20 @@ class Pool:
 
     def take(self) -> tuple[TopicWork, list[Job]] | None:
         """What to run next: one job, or a batch of them for a batch handler."""
-        jobs: list[Job] = []
-        while not jobs:
-            if not self._line or self._standing:
-                return None
-            topic = self._line.popleft()
-            topic.queued = topic.ripe = False
-            ready, batch = topic.ready, topic.handler.batch
-            try:
-                jobs.append(ready.popleft())
-                while len(jobs) < batch and ready:
+        if not self._line or self._standing:
+            return None
+        topic = self._line.popleft()
+        topic.queued = topic.ripe = False
+        ready = topic.ready
+        batch = topic.handler.batch
+        try:
+            jobs = [ready.popleft()]
+        except IndexError:  # the lease keeper's thread took them back when the loop hung
+            return self.take()
+        if batch > 1:
+            with suppress(IndexError):
+                while len(jobs) < batch:
                     jobs.append(ready.popleft())
-            except IndexError:  # the lease keeper's thread takes jobs back when the loop hangs
-                continue
         if topic.lingering is not None:  # what is left lingers for a time of its own
             topic.lingering.cancel()
             topic.lingering = None
