@@ -145,6 +145,28 @@ async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
     assert (facts.state, facts.holder) == ("processing", "outside")
 
 
+@ONE_SERVER
+@pytest.mark.parametrize(("timeout", "kept"), [(None, False), (60.0, True)], ids=["no timeout", "a timeout"])
+async def test_a_loop_that_hangs_for_long_keeps_only_what_has_a_timeout(
+    make_queue: MakeQueue, server: EmbeddedServer, timeout: float | None, kept: bool
+) -> None:
+    """Without one its handler would keep the message for as long as the process lives."""
+    mq = make_queue(lease=0.2, patience=0.5, timeout=timeout)
+
+    with another_monitor(server) as taken:
+
+        @mq.handler("t", retry=ONCE)
+        async def on_t(payload: int) -> None:
+            until = time.monotonic() + (2.5 if kept else 10)
+            while not taken and time.monotonic() < until:
+                time.sleep(0.02)  # noqa: ASYNC251 - the whole loop hangs
+
+        await mq.produce("t", 1, message_id="A1")
+        await mq.start()
+        await eventually(lambda: taken == ["A1"]) if not kept else await in_state(mq, "A1", "gone")
+    assert taken == ([] if kept else ["A1"])
+
+
 def _release_after(event: threading.Event, predicate: Callable[[], bool]) -> None:
     while not predicate() and not event.wait(0.01):
         pass

@@ -184,7 +184,7 @@ class _Keeper:
 
         Returns False if that failed for a reason that can pass.
         """
-        chunks = self._chunks(inf if without_timeout else monotonic())
+        chunks = self._chunks(without_timeout)
         if not chunks:
             return True
         # From before the call: the server's leases may end later, never sooner.
@@ -218,8 +218,8 @@ class _Keeper:
             tell(lost[0].loop, _lose, lost)
         return not may_pass
 
-    def _chunks(self, latest: float) -> list[tuple[str, list[Job]]]:
-        """What is to be extended, by topic, at most so many in one call; no deadline is after *latest*."""
+    def _chunks(self, without_timeout: bool) -> list[tuple[str, list[Job]]]:
+        """What is to be extended, by topic, and at most so many in one call."""
         now = monotonic()
         by_topic: dict[str, list[Job]] = defaultdict(list)
         unsettled: dict[Job, float] = {}
@@ -228,7 +228,7 @@ class _Keeper:
                 since = unsettled[job] = self._unsettled.get(job, now)
                 if job.settlement is SETTLED or now - since > self._patience:
                     continue
-            elif min(job.deadline, latest) <= now:
+            elif job.deadline <= now or (job.deadline == inf and not without_timeout):
                 continue
             by_topic[job.delivery.topic].append(job)
         self._unsettled = unsettled
