@@ -275,7 +275,7 @@ async def _bodies(
 
 
 async def _letters(reader: Reader, found: Sequence[_Found]) -> Letters:
-    """Letters with their bodies; one that is gone meanwhile is left out."""
+    """Letters with their bodies; one that is gone by now is left out."""
     pairs = [(one.id, one.died_at) for one in found]
     bodies = [body async for some in _bodies(reader, pairs) for _, _, body in some]
     bare = [one.id for one, body in zip(found, bodies, strict=True) if body is None]

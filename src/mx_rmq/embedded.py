@@ -8,7 +8,7 @@ its holder ends:
   there is no server, so two servers can never write one append-only file.
 
 Message bodies are in the server's files, so none of these is readable by others, whatever the umask of who
-starts it and whoever may look into the directory.
+starts it and all who may look into the directory.
 
 A keeper process is the server's parent. It waits for ``users.lock`` exclusively, gets it when nobody is left,
 and stops the server. A private server is the same thing in a temporary directory that only its user knows.

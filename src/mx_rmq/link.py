@@ -54,7 +54,7 @@ class CutShort(ServerUnavailable):
 class Link:
     """A connection that many callers share; opened when it is first used, and again after a loss.
 
-    A server that says that it is not the primary any more is left: who waits is told, and the next
+    A server that says that it is not the primary any more is left: all callers are told, and the next
     command opens a connection to wherever the address leads by then.
 
     Args:
@@ -258,7 +258,7 @@ class Links:
             self._idle.append(link)
 
     def lose_idle(self, why: str) -> None:
-        """Give up the connections that nobody uses now."""
+        """Give up the connections that are idle."""
         for link in self._idle:
             link.lose(why)
 

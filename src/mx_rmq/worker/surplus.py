@@ -21,7 +21,7 @@ class Surplus:
     """Looks several times a second at what is held ready.
 
     How much is held follows the pace of the handlers, and a pace may change at once: behind a handler
-    that takes long, what was fetched for quick ones would wait, whoever else is idle.
+    that takes long, what was fetched for quick ones would wait although another worker is idle.
     """
 
     def __init__(self, shards: Sequence[Shard], pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
