@@ -248,8 +248,8 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "take-over-count-lost",
         "the count of leases outlives the expiry",
         "handle_timeout_message.lua",
-        "local leased, lane, expires = leased_before(keep),",
-        "local leased, lane, expires = '0',",
+        "local leased, lane = leased_before(keep),",
+        "local leased, lane = '0',",
     ),
     Mutant(
         "take-over-expiry-lost",
