@@ -7,8 +7,8 @@ its holder ends:
 * the server process holds ``server.lock``, inherited from whoever started it. The lock is free exactly when
   there is no server, so two servers can never write one append-only file.
 
-Message bodies are in the server's files, so only their owner can read them, whatever the umask of the starting
-process and the mode of the directory.
+Message bodies are in the server's files, so only their owner can read them, whatever the umask of the
+process that starts it and the mode of the directory.
 
 A keeper process is the server's parent. It waits for ``users.lock`` exclusively, gets it when nobody is left,
 and stops the server. A private server is the same thing in a temporary directory that only its user knows.
