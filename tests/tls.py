@@ -9,14 +9,20 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tests.harness import free_port
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mx_rmq.embedded import EmbeddedServer
 
 
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
+"""Where the door is; the certificate names the first."""
+
+
 class Tls:
-    """Takes TLS connections as ``localhost`` and passes on what they carry; lives in a thread.
+    """Takes TLS connections at 127.0.0.1 and passes on what they carry; lives in a thread.
 
     Args:
         server: to which it leads.
@@ -26,9 +32,9 @@ class Tls:
     def __init__(self, server: EmbeddedServer, home: Path) -> None:
         self._socket = str(server.socket)
         self.certificate, key = home / "certificate.pem", home / "key.pem"
-        """Whom to trust; valid for the name ``localhost`` only."""
+        """Whom to trust; valid for 127.0.0.1 only. No name: a bare system does not resolve ``localhost``."""
         request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        names = "-subj /CN=mx-rmq-tests -addext subjectAltName=IP:127.0.0.1"
         openssl = shutil.which("openssl") or "openssl"
         made = [openssl, *request.split(), *names.split(), "-keyout", str(key), "-out", str(self.certificate)]
         subprocess.run(made, check=True, capture_output=True)
@@ -41,8 +47,9 @@ class Tls:
     def __enter__(self) -> Tls:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._door = self._do(asyncio.start_server(self._serve, "localhost", 0, ssl=self._context))
-        self.url = f"rediss://localhost:{self._door.sockets[0].getsockname()[1]}"
+        port = free_port()
+        self._door = self._do(asyncio.start_server(self._serve, ADDRESSES, port, ssl=self._context))
+        self.url = f"rediss://{ADDRESSES[0]}:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -652,13 +652,13 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(
 async def test_the_host_name_in_a_certificate_is_checked(
     tls: Tls, ping: Callable[[str], Awaitable[bytes]]
 ) -> None:
-    """The certificate is valid, but for another host: 127.0.0.1 is localhost, and not named in it."""
-    elsewhere = f"{tls.url.replace('localhost', '127.0.0.1')}?ssl_ca_certs={tls.certificate}"
+    """The certificate is valid, but for another host: 127.0.0.2 leads to the same door and is not in it."""
+    elsewhere = f"{tls.url.replace('127.0.0.1', '127.0.0.2')}?ssl_ca_certs={tls.certificate}"
     with pytest.raises(ConfigError, match="certificate is refused"):
         await ping(elsewhere)
     assert await ping(f"{elsewhere}&ssl_check_hostname=false") in (b"PONG", True)
     assert await ping(f"{tls.url}?ssl_ca_certs={tls.certificate}") in (b"PONG", True)
-    assert await ping(f"{tls.url.replace('localhost', '127.0.0.1')}?ssl_cert_reqs=none") in (b"PONG", True)
+    assert await ping(f"{tls.url.replace('127.0.0.1', '127.0.0.2')}?ssl_cert_reqs=none") in (b"PONG", True)
 
 
 @pytest.mark.parametrize("kind", [ConnectionPool, BlockingPool])

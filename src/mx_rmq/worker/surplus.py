@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from mx_rmq.worker.job import Job
     from mx_rmq.worker.pool import Pool
 
-_INTERVAL = 0.25
-_LONGEST = 1.0
+_INTERVAL = 0.1
+_LONGEST = 0.5
 """Seconds for which a message is held ready; longer only while it lingers for its batch."""
 
 
