@@ -78,8 +78,6 @@ class Shard:
         """What the worker holds a lease on; read by the lease keeper's thread."""
         self.present_until = inf
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
-        self.disowned_at = -inf
-        """When, by the loop's clock, what was leased without the worker's knowledge was last given back."""
         self.settler = Settler(self.store, self.forget, config.patience)
         self._config = config
         self._waiting = Links(

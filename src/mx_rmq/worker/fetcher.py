@@ -20,7 +20,6 @@ from mx_rmq.worker.wakeup import Wakeup
 if TYPE_CHECKING:
     from mx_rmq.config import Config
     from mx_rmq.shard import Shard
-    from mx_rmq.store import Store
     from mx_rmq.worker.pool import Pool
 
 
@@ -99,19 +98,26 @@ class Fetcher(Service):
             for delivery in claim.deliveries
         ]
         self._shard.held.update(jobs)
-        if self._shard.disowned_at > asked_at:  # the loop hung, and what this claim leased was given back
-            self._shard.forget(jobs)
-            self._doubtful.add(topic)
-            return True
         self._pool.offer(work, jobs)
         return bool(jobs) or claim.left > 0
 
     async def _give_back_unknown(self, topic: str) -> None:
         """Release what is leased to this worker without its knowledge, rather than let the leases run out."""
+        known = {(job.delivery.id, job.delivery.token) for job in self._shard.held}
+        unknown = []
         try:
-            await give_back_unknown(self._shard, self._shard.store, topic, self._worker)
+            leases = await Reader(self._shard.store).leases(topic)
         except ResponseError as error:  # no right to read them; they run out, and claiming goes on
             logger.warning("claim.not_given_back", extra={"topic": topic, "error": str(error)})
+            return
+        for id_, lease in leases.items():
+            token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
+            if holder == self._worker and (id_, token) not in known:
+                unknown.append(Delivery(id_, topic, token, b"", inf))
+        for start in range(0, len(unknown), BATCH_LIMIT):
+            await self._shard.store.release(topic, unknown[start : start + BATCH_LIMIT])
+        if unknown:
+            logger.info("claim.given_back", extra={"topic": topic, "messages": len(unknown)})
 
     async def _wait(self) -> None:
         """Wait for a token, for room or for the next poll."""
@@ -135,22 +141,3 @@ class Fetcher(Service):
     async def close(self) -> None:
         """Give up waiting for tokens."""
         await self._wakeup.close()
-
-
-async def give_back_unknown(shard: Shard, store: Store, topic: str, worker: str) -> None:
-    """Release what a worker has leased and does not hold: the reply to its claim was lost or not read.
-
-    Raises:
-        ResponseError: the user may not read the leases.
-    """
-    leases = await Reader(store).leases(topic)
-    known = {(job.delivery.id, job.delivery.token) for job in list(shard.held)}
-    unknown = []
-    for id_, lease in leases.items():
-        token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
-        if holder == worker and (id_, token) not in known:
-            unknown.append(Delivery(id_, topic, token, b"", inf))
-    for start in range(0, len(unknown), BATCH_LIMIT):
-        await store.release(topic, unknown[start : start + BATCH_LIMIT])
-    if unknown:
-        logger.info("claim.given_back", extra={"topic": topic, "messages": len(unknown)})

@@ -14,13 +14,10 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from redis.exceptions import ResponseError
-
 from mx_rmq.blocking import run_blocking
 from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable, StoreError, WrongKeyType
 from mx_rmq.records import Settled
 from mx_rmq.store import BATCH_LIMIT
-from mx_rmq.worker.fetcher import give_back_unknown
 from mx_rmq.worker.job import SETTLED, End, Settlement
 from mx_rmq.worker.settler import settle
 from mx_rmq.worker.surplus import give_back
@@ -50,7 +47,6 @@ class LeaseKeeper:
         shards: where.
         pool: holds what has not begun.
         config: of the queue.
-        worker: the name in the leases.
         loop: whose clock the jobs use, and which may hang.
     """
 
@@ -59,7 +55,6 @@ class LeaseKeeper:
         shards: Iterable[Shard],
         pool: Pool,
         config: Config,
-        worker: str,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._shards = list(shards)
@@ -67,7 +62,6 @@ class LeaseKeeper:
         self._lease = config.lease
         # A handler without a timeout is let go with its loop, though not after a short hang.
         self._longest_hang = max(config.patience, 4 * config.lease)
-        self._worker = worker
         self._loop = loop
         self._pulse = _Pulse(loop)
         self._stopping = threading.Event()
@@ -94,8 +88,6 @@ class LeaseKeeper:
         while not self._stopping.wait(wait) and not self._loop.is_closed():
             try:
                 hangs = self._pulse.hangs()
-                if hangs:
-                    self._stand_in()
                 if (began := monotonic()) >= due:
                     lasts = not hangs or began - self._pulse.silent_since < self._longest_hang
                     kept = [keeper.extend(without_timeout=lasts) for keeper in self._keepers]
@@ -103,6 +95,8 @@ class LeaseKeeper:
                     due = began + (third if all(kept) else min(third, _TICK))
                     if all(kept):
                         self._note_pace(monotonic() - began)
+                if hangs:  # after the leases: where threads compute, every call here takes its time
+                    self._stand_in()
             except Exception:
                 logger.exception("service.failed", extra={"service": "leases"})
                 due = monotonic() + min(third, _TICK)
@@ -128,7 +122,6 @@ class LeaseKeeper:
         done: Counter[str] = Counter()
         for keeper in self._keepers:
             done += keeper.settle(jobs)
-            keeper.give_back_unknown(self._pool.topics, self._worker, silent_since)
         if done:
             seconds = round(monotonic() - silent_since, 1)
             logger.warning("loop.hangs", extra={"seconds": seconds, "settled": dict(done)})
@@ -173,8 +166,6 @@ class _Keeper:
         """Topics whose leases could not be extended the last time; said once."""
         self._unsettled: dict[Job, float] = {}
         """What is to be settled, and since when this was seen."""
-        self._disowned_for = 0.0
-        """The silence of the loop during which unknown leases were given back."""
 
     def extend(self, *, without_timeout: bool) -> bool:
         """Extend once what is in hand and has not run past its handler's timeout.
@@ -267,26 +258,6 @@ class _Keeper:
                 done[verb] += len(some)
                 tell(some[0][0].loop, self._shard.forget, [job for job, _ in some])
         return done
-
-    def give_back_unknown(self, topics: Iterable[str], worker: str, silent_since: float) -> None:
-        """Give back, once in a silence, what is leased by claims whose replies the loop has not read."""
-        if self._disowned_for == silent_since:
-            return
-        self._shard.disowned_at = inf  # no reply that is read while this goes on is trusted
-        try:
-            for topic in topics:
-                self._give_back_unknown(topic, worker)
-            self._disowned_for = silent_since
-        except ServerUnavailable as error:  # tried again at the next look
-            logger.warning("claim.not_given_back", extra={"error": str(error)})
-        finally:
-            self._shard.disowned_at = monotonic()  # nor one that was asked for before its end
-
-    def _give_back_unknown(self, topic: str, worker: str) -> None:
-        try:
-            run_blocking(give_back_unknown(self._shard, self._store, topic, worker))
-        except (StoreError, ResponseError) as error:  # of one topic; its leases run out
-            logger.warning("claim.not_given_back", extra={"topic": topic, "error": str(error)})
 
     def close(self) -> None:
         """Close the connection."""

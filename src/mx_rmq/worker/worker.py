@@ -69,7 +69,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
         self._surplus = Surplus(shards, self._pool, loop)
-        self._leases = LeaseKeeper(shards, self._pool, config, self.name, loop)
+        self._leases = LeaseKeeper(shards, self._pool, config, loop)
         self._hurry = asyncio.Event()
         self._leases.start()
         self._tasks = {
