@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.arena import TOPIC, Arena
+from tests.faults.arena import TOPIC, Arena, Child
 from tests.faults.run import Row, Run
 from tests.faults.verdict import gaps
 from tests.harness import command
@@ -40,9 +40,7 @@ async def memory_full(run: Run) -> Row:
         await _limit(arena, FULL)
         backlog = await arena.open_messages()
         workers = [arena.worker(lease=LEASE, concurrency=8) for _ in range(3)]
-        await _until(arena, lambda _: _busy(arena, 2 * some))
-        (victim,) = (worker for worker in workers if worker.pid == _busy(arena, 2 * some))
-        victim.kill()
+        victim = await _kill_in_the_midst(arena, workers, 2 * some)
         await arena.drained(within=120)
         while_full = len(arena.failures())
         stored_while_full = await _produced(arena)
@@ -75,10 +73,32 @@ async def memory_full(run: Run) -> Row:
     )
 
 
-def _busy(arena: Arena, others: int) -> int:
-    """A process in the midst of messages that take a while, which come after so many others; 0 if none is."""
-    numbered = ((int(event.id.partition("-")[2]), event) for event in arena.events() if event.what == "end")
-    return next((event.pid for number, event in numbered if number > others), 0)
+async def _kill_in_the_midst(arena: Arena, workers: list[Child], others: int) -> Child:
+    """Kill a worker that runs messages which take a while, and which come after so many others.
+
+    It is stopped before the look, so that it still runs them when it is killed.
+    """
+    async with asyncio.timeout(60):
+        while True:
+            for worker in workers:
+                worker.pause()
+                if _runs(arena, worker, others):
+                    worker.kill()
+                    return worker
+                worker.resume()
+            await asyncio.sleep(0.01)
+
+
+def _runs(arena: Arena, worker: Child, others: int) -> bool:
+    """Whether a worker has begun a message behind so many others, and not settled it."""
+    running: set[str] = set()
+    for event in arena.events():
+        if event.pid == worker.pid and int(event.id.partition("-")[2]) > others:
+            if event.what == "start":
+                running.add(event.id)
+            elif event.what in ("end", "done", "failed", "refused"):
+                running.discard(event.id)
+    return bool(running)
 
 
 async def _limit(arena: Arena, maxmemory: int) -> None:
