@@ -9,11 +9,11 @@ from tests.faults.run import Row, Run
 async def computing_threads(run: Run) -> Row:
     """All runners compute, over many topics; a second worker would take over what lapses."""
     topics = 16
-    threads, lease = run.size((64, 15.0), (16, 4.0))
+    threads, lease = run.size((64, 15.0), (24, 6.0))
     async with Arena.open(run) as arena:
         names = [f"t{n}" for n in range(topics)]
         busy = arena.worker({name: {"computes": True} for name in names}, lease=lease, concurrency=threads)
-        seconds = run.size(2.5, 2.0) * lease
+        seconds = run.size(2.5, 1.7) * lease
         for n in range(threads):
             id_ = f"c-{n}"
             arena.ledger.write("tried", id_)

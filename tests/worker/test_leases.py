@@ -196,7 +196,7 @@ async def test_whatever_a_handler_does_after_its_lease_is_lost_changes_nothing(
 
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
-    await eventually(lambda: events(caplog, "lease.lost"))
+    await eventually(lambda: ended and events(caplog, "lease.lost"))
     assert ended == [True]
     after = await read_state(redis)
     for state in (before[0], after):  # the worker's own signs of life
