@@ -20,7 +20,7 @@ import redis
 
 from benchmarks.bench import steady_cores
 from benchmarks.comparison import Compared, Figure, percentile, rise
-from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.storage.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 

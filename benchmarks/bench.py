@@ -11,14 +11,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from mx_rmq.embedded import EmbeddedServer
-from mx_rmq.ids import new_id
-from mx_rmq.keys import Keys
-from mx_rmq.link import Link
-from mx_rmq.message import Message, encode_message, encode_payload
-from mx_rmq.reader import Reader
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq.message import Message, encode_message
+from mx_rmq.payloads import encode_payload
+from mx_rmq.producing.ids import new_id
+from mx_rmq.storage.connection import Connection
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.store import Store
 
 PAYLOAD = {"order_id": "A-100", "amount": 99.5, "items": [1, 2, 3], "note": "x" * 38}
 """Just 100 bytes as JSON."""
@@ -74,17 +75,17 @@ class Bench:
 
     async def cpu(self) -> float:
         """Seconds of processor time the server has used."""
-        info = await Reader(self.store).info()
+        info = await Queries(self.store).info()
         return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
     async def memory(self) -> int:
-        return int((await Reader(self.store).info())["used_memory"])
+        return int((await Queries(self.store).info())["used_memory"])
 
 
 @asynccontextmanager
 async def fresh() -> AsyncIterator[Bench]:
     with EmbeddedServer.open() as server:
-        link = Link(server.url, timeout=30)
+        link = Connection(server.url, timeout=30)
         try:
             yield Bench(server, Store(link, Keys("bench")))
         finally:

@@ -10,8 +10,8 @@ from math import inf
 from benchmarks.bench import BATCH, WORKER, Bench, batches, fill, fresh
 from benchmarks.rows import Row
 from mx_rmq.message import Death, encode_death
-from mx_rmq.records import Replay
-from mx_rmq.store import Store
+from mx_rmq.storage.contract import Replay
+from mx_rmq.storage.store import Store
 
 _TURNS = 16
 

@@ -47,7 +47,7 @@ async def portions(bench: Bench, portion: int) -> list[int]:
 
 
 async def work(url: str, portion: int) -> None:
-    mq = RedisMessageQueue(url, name="bench", check="off")
+    mq = RedisMessageQueue(url, name="bench", server_check="off")
     handled = 0
 
     @mq.handler("orders")

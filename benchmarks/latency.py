@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from benchmarks.bench import Bench, fresh
 from benchmarks.rows import Row
 from mx_rmq import RedisMessageQueue
-from mx_rmq.scripts import SCRIPTS
+from mx_rmq.storage.scripts import SCRIPTS
 
 _MOST_ROUNDS = 3
 
@@ -62,7 +62,7 @@ async def round_trips(bench: Bench, count: int) -> list[float]:
 
 async def idle_latencies(bench: Bench, count: int) -> list[float]:
     await bench.clear()
-    mq = RedisMessageQueue(bench.url, name="bench", check="off")
+    mq = RedisMessageQueue(bench.url, name="bench", server_check="off")
     ran = asyncio.Event()
     waits: list[float] = []
 
@@ -84,7 +84,7 @@ async def idle_latencies(bench: Bench, count: int) -> list[float]:
 async def lateness(bench: Bench, count: int) -> list[float]:
     """Messages due over two seconds; how long after its time each began."""
     await bench.clear()
-    mq = RedisMessageQueue(bench.url, name="bench", check="off")
+    mq = RedisMessageQueue(bench.url, name="bench", server_check="off")
     late: list[float] = []
     finished = asyncio.Event()
 

@@ -24,7 +24,7 @@ from benchmarks.bench import (
 )
 from benchmarks.rows import Row
 from mx_rmq import RedisMessageQueue
-from mx_rmq.scripts import SCRIPTS
+from mx_rmq.storage.scripts import SCRIPTS
 
 
 async def throughput(scale: float, rounds: int) -> Iterator[Row]:
@@ -83,7 +83,7 @@ async def raw_drain(bench: Bench, count: int) -> float:
 
 async def produce_many(bench: Bench, count: int) -> float:
     await bench.clear()
-    async with RedisMessageQueue(bench.url, name="bench", check="off") as mq:
+    async with RedisMessageQueue(bench.url, name="bench", server_check="off") as mq:
         started = time.perf_counter()
         await mq.produce_many("orders", (PAYLOAD for _ in range(count)))
         return count / (time.perf_counter() - started)
@@ -91,7 +91,7 @@ async def produce_many(bench: Bench, count: int) -> float:
 
 async def concurrent(bench: Bench, count: int) -> float:
     await bench.clear()
-    async with RedisMessageQueue(bench.url, name="bench", check="off") as mq:
+    async with RedisMessageQueue(bench.url, name="bench", server_check="off") as mq:
 
         async def one() -> None:
             for _ in range(count // 100):
@@ -105,7 +105,7 @@ async def concurrent(bench: Bench, count: int) -> float:
 async def drain(bench: Bench, count: int, batch: int | None = None) -> float:
     await bench.clear()
     await fill(bench.store, count)
-    mq = RedisMessageQueue(bench.url, name="bench", check="off", concurrency=64)
+    mq = RedisMessageQueue(bench.url, name="bench", server_check="off", concurrency=64)
     left, finished = count, asyncio.Event()
 
     def handled(number: int) -> None:
@@ -151,7 +151,7 @@ async def bare_evalsha(bench: Bench, count: int) -> float:
 
 async def one_producer(bench: Bench, count: int) -> float:
     await bench.clear()
-    async with RedisMessageQueue(bench.url, name="bench", check="off") as mq:
+    async with RedisMessageQueue(bench.url, name="bench", server_check="off") as mq:
         started = time.perf_counter()
         for _ in range(count):
             await mq.produce("orders", PAYLOAD)

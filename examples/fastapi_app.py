@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from mx_rmq import RedisMessageQueue
 
-mq = RedisMessageQueue("embedded://", grace=10)
+mq = RedisMessageQueue("embedded://", stop_grace=10)
 welcomed: list[str] = []
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mx_rmq import Context, Dead, RedisMessageQueue, Retry
+from mx_rmq import Context, RedisMessageQueue, Reject, Retry
 
 mq = RedisMessageQueue("embedded://")
 bank_is_down = True
@@ -12,7 +12,7 @@ paid = asyncio.Event()
 @mq.handler("payments", retry=Retry(3, backoff="fixed", base=0.05))
 async def pay(payload: dict[str, int], ctx: Context) -> None:
     if payload["amount"] < 0:
-        raise Dead("an amount cannot be negative")  # no retry will help
+        raise Reject("an amount cannot be negative")  # no retry will help
     if bank_is_down:
         raise ConnectionError("the bank does not answer")
     print(f"paid {payload['amount']}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 
-from mx_rmq.embedded import EmbeddedServer
-from mx_rmq.keys import Keys
-from mx_rmq.store import Store
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import Clock, free_port, server_binaries
 from tests.proxy import Proxy
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.embedded import find_binary
+from mx_rmq.storage.embedded import find_binary
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import hiredis
 
-from mx_rmq.scripts import SCRIPTS
+from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import free_port
 
 if TYPE_CHECKING:

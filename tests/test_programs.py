@@ -68,8 +68,8 @@ async def test_the_web_application_handles_what_it_produces_and_stops_with_its_s
         await call("POST", "/signups/ada")
         while await call("GET", "/welcomed") != b'["ada"]':
             await asyncio.sleep(0.01)
-        assert mq._worker is not None
-    assert mq._worker is None
+        assert mq._lifecycle.worker is not None
+    assert mq._lifecycle.worker is None
 
 
 def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.harness import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")

@@ -1,12 +1,11 @@
 """An asyncio message queue on Redis or Valkey that never loses a message."""
 
-from mx_rmq.audit import AuditReport, Finding
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mx_rmq.config import Config
-from mx_rmq.context import Context
-from mx_rmq.dead_letters import DeadLetter, NotDead
 from mx_rmq.errors import (
     ConfigError,
-    Dead,
     EmbeddedServerError,
     InvalidName,
     InvalidPayload,
@@ -18,21 +17,27 @@ from mx_rmq.errors import (
     NotOnDisk,
     NotReplicated,
     OutOfMemory,
-    RetryLater,
     ServerUnavailable,
     StoreError,
     UnreadableMessage,
     UnsafeServer,
     WrongKeyType,
 )
-from mx_rmq.handlers import Handler
-from mx_rmq.inspector import MessageFacts
+from mx_rmq.message import Message, PastAttempt
+from mx_rmq.operating.audit import AuditReport, Finding
+from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
+from mx_rmq.operating.inspector import MessageFacts
 from mx_rmq.processes import run, run_processes
-from mx_rmq.producer import Receipt
+from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.queue import RedisMessageQueue
-from mx_rmq.reader import Counts, TopicCounts, WorkerFacts
+from mx_rmq.raised import Reject, RetryLater
+from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.retry import Retry
-from mx_rmq.sync import SyncProducer
+from mx_rmq.storage.queries import Counts, TopicCounts, WorkerFacts
+
+if TYPE_CHECKING:
+    from mx_rmq.worker.context import Context
+    from mx_rmq.worker.handlers import Handler
 
 __version__ = "2.0.0a1"
 
@@ -42,14 +47,15 @@ __all__ = [
     "ConfigError",
     "Context",
     "Counts",
-    "Dead",
     "DeadLetter",
+    "DeadLetters",
     "EmbeddedServerError",
     "Finding",
     "Handler",
     "InvalidName",
     "InvalidPayload",
     "LeaseLost",
+    "Message",
     "MessageFacts",
     "MessageTooLarge",
     "MxRmqError",
@@ -59,12 +65,16 @@ __all__ = [
     "NotOnDisk",
     "NotReplicated",
     "OutOfMemory",
+    "Page",
+    "PastAttempt",
     "Receipt",
     "RedisMessageQueue",
+    "Reject",
     "Retry",
     "RetryLater",
     "ServerUnavailable",
     "StoreError",
+    "Stored",
     "SyncProducer",
     "TopicCounts",
     "UnreadableMessage",
@@ -74,3 +84,12 @@ __all__ = [
     "run",
     "run_processes",
 ]
+
+if not TYPE_CHECKING:  # type checkers know the names from above
+    _OF_THE_WORKER = {"Context": "mx_rmq.worker.context", "Handler": "mx_rmq.worker.handlers"}
+
+    def __getattr__(name: str) -> object:
+        """Imported when first asked for: a program that only produces needs nothing of the worker."""
+        if name in _OF_THE_WORKER:
+            return getattr(import_module(_OF_THE_WORKER[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,9 @@ import socket
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from mx_rmq.checks import check_choice, check_name, check_seconds, check_whole, refusal
 from mx_rmq.errors import ConfigError
-from mx_rmq.keys import check_name, shown
+from mx_rmq.limits import CALL_MEMORY, MAX_BYTES
 from mx_rmq.retry import Retry
 
 Durability = Literal["memory", "disk", "replicated"]
@@ -18,13 +19,26 @@ Durability = Literal["memory", "disk", "replicated"]
 
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 
+ServerCheck = Literal["warn", "refuse", "off"]
+"""What to do with a server that could lose messages: log it, refuse it, or do not look."""
+
+SERVER_CHECKS: tuple[ServerCheck, ...] = get_args(ServerCheck)
+
 DEFAULT_URL = "redis://localhost:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
 WEEK = 7 * 86400.0
-MOST_SECONDS = 1e11
-"""Beyond it (three thousand years), milliseconds since 1970 would not be exact in a script."""
-MEMORY = 60.0
-"""How long the server remembers a call, to answer it if it is sent again (see calls.lua)."""
+
+# Of the options that are seconds, the shortest; of those that may be None, what that means.
+_SHORTEST = {
+    "lease": 0.01,
+    "socket_timeout": 0.01,
+    "poll": 0.01,
+    "stop_grace": 0.0,
+    "patience": 0.0,
+    "durability_timeout": 0.001,
+}
+_OPTIONAL = {"timeout": "no limit", "ttl": "no end", "dlq_max_age": "no limit"}
+_WHOLE = {"concurrency": 1, "prefetch": 0, "crash_limit": 1, "max_bytes": 256, "replicas": 1}
 
 _PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
 """Host, port and database; anything else may be a piece of a password."""
@@ -44,8 +58,8 @@ class Config:
     """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
     name: str = "default"
     """The queue: a namespace of topics."""
-    worker: str = field(default_factory=_host)
-    """How workers are called in leases, histories and logs; each adds its process and a random part."""
+    worker_name: str = field(default_factory=_host)
+    """Prefix of worker names in leases, histories and logs; the pid and a random suffix follow."""
     concurrency: int = 64
     """How many handlers run at once, over all topics."""
     prefetch: int = 1000
@@ -62,9 +76,9 @@ class Config:
     """How many workers a message may take down before it goes to the DLQ."""
     ttl: float | None = WEEK
     """How long a message lives, unless its producer says otherwise; None for ever."""
-    max_bytes: int = 1024 * 1024
+    max_bytes: int = MAX_BYTES
     """The largest message, envelope included."""
-    grace: float = 25.0
+    stop_grace: float = 25.0
     """How long running handlers may go on after a stop was asked for."""
     socket_timeout: float = 5.0
     """How long the server may take to answer before the connection counts as dead."""
@@ -83,7 +97,7 @@ class Config:
     """Dead messages older than this are deleted; None keeps them."""
     dlq_max_count: int | None = None
     """Dead messages beyond this many are deleted, oldest first; None keeps them."""
-    check: Literal["warn", "refuse", "off"] = "warn"
+    server_check: ServerCheck = "warn"
     """What to do at the start when the server could lose messages."""
 
     @classmethod
@@ -105,40 +119,27 @@ class Config:
         if not isinstance(self.url, str) or not self.url.startswith(SCHEMES):
             raise ConfigError(f"url must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
         check_name("queue", self.name)
-        if len(check_name("worker", self.worker)) > 80:
-            raise ConfigError(f"worker is {self.worker!r}, but wants at most 80 characters")
-        for name in ("lease", "socket_timeout", "poll"):
-            _at_least(name, getattr(self, name), 0.01)
-        for name in ("grace", "patience"):
-            _at_least(name, getattr(self, name), 0)
-        _at_least("durability_timeout", self.durability_timeout, 0.001)
-        if self.patience + self.socket_timeout + self.durability_timeout > MEMORY:
+        if len(check_name("worker_name", self.worker_name)) > 80:
+            raise refusal("worker_name", "at most 80 characters", self.worker_name)
+        for name, shortest in _SHORTEST.items():
+            check_seconds(name, getattr(self, name), least=shortest)
+        for name, none in _OPTIONAL.items():
+            check_seconds(name, getattr(self, name), least=0.001, none=none)
+        # A worker needs up to half a second to notice that its connection was cut, and to come back.
+        check_seconds("recovery_grace", self.recovery_grace, least=0.5, none="the lease")
+        if self.patience + self.socket_timeout + self.durability_timeout > CALL_MEMORY:
             raise ConfigError(
-                f"patience is {self.patience!r}, socket_timeout {self.socket_timeout!r} and "
-                f"durability_timeout {self.durability_timeout!r}, but want at most {MEMORY:g} together: "
+                f"patience + socket_timeout + durability_timeout must be at most {CALL_MEMORY:g} seconds, "
+                f"got {self.patience!r} + {self.socket_timeout!r} + {self.durability_timeout!r}: "
                 "a call sent again later than that could store a message twice"
             )
-        check_durability(self.durability)
-        for name in ("timeout", "ttl", "dlq_max_age"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 0.001)
-        if self.recovery_grace is not None:
-            # A worker needs up to half a second to notice that its connection was cut, and to come back.
-            _at_least("recovery_grace", self.recovery_grace, 0.5)
-        for name, least in (
-            ("concurrency", 1),
-            ("prefetch", 0),
-            ("crash_limit", 1),
-            ("max_bytes", 256),
-            ("replicas", 1),
-        ):
-            _whole(name, getattr(self, name), least)
-        if self.dlq_max_count is not None:
-            _whole("dlq_max_count", self.dlq_max_count, 0)
+        for name, least in _WHOLE.items():
+            check_whole(name, getattr(self, name), least)
+        check_whole("dlq_max_count", self.dlq_max_count, 0, none="no limit")
+        check_choice("durability", self.durability, DURABILITIES)
+        check_choice("server_check", self.server_check, SERVER_CHECKS)
         if not isinstance(self.retry, Retry):
-            raise ConfigError(f"retry is {self.retry!r}, but wants a Retry(...)")
-        if self.check not in ("warn", "refuse", "off"):
-            raise ConfigError(f"check is {self.check!r}, but wants 'warn', 'refuse' or 'off'")
+            raise refusal("retry", "a Retry(...)", self.retry)
 
     @property
     def shown_url(self) -> str:
@@ -153,23 +154,3 @@ class Config:
         if "@" in options or set("/#") & set(user) or not plain.fullmatch(place):
             return f"{scheme}://***"
         return f"{scheme}://{'***@' if hidden else ''}{place}"
-
-
-def check_durability(value: object) -> None:
-    """Refuse what is no class of durability.
-
-    Raises:
-        ConfigError: names those that there are.
-    """
-    if value not in DURABILITIES:
-        raise ConfigError(f"durability is {shown(value)}, but wants 'memory', 'disk' or 'replicated'")
-
-
-def _at_least(name: str, value: object, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < MOST_SECONDS:
-        raise ConfigError(f"{name} is {shown(value)}, but wants seconds, at least {least:g}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {shown(value)}, but wants a whole number, at least {least}")

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mx_rmq import Context, Dead, RedisMessageQueue, Retry
-from mx_rmq.keys import LANES
+from mx_rmq import Context, RedisMessageQueue, Reject, Retry
+from mx_rmq.message import LANES
 
 if TYPE_CHECKING:
     from mx_rmq import AuditReport
-    from mx_rmq.keys import Lane
+    from mx_rmq.message import Lane
 
 TOPICS: Final = ("orders", "mails", "media")
 MAX_ATTEMPTS: Final = 3
@@ -63,7 +63,7 @@ def make_queue(ledger: Ledger) -> RedisMessageQueue:
     async def handle(task: Task, ctx: Context) -> None:
         if task.fails == MAX_ATTEMPTS and ctx.topic == "media":
             ledger.dead[ctx.topic].add(ctx.message_id)
-            raise Dead("this one can never succeed")
+            raise Reject("this one can never succeed")
         if ctx.attempt <= task.fails:
             ledger.failed[ctx.topic] += 1
             if ctx.attempt == MAX_ATTEMPTS:

@@ -1,4 +1,4 @@
-"""Everything mx-rmq raises, under one root."""
+"""Every error of mx-rmq, under one root."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WrongKeyType(StoreError):
 
 
 class NotDurable(MxRmqError):
-    """Messages are stored, but in time they were not as durable as asked for.
+    """The messages are stored; their durability was not confirmed within ``durability_timeout``.
 
     Args:
         ids: of the messages.
@@ -95,27 +95,3 @@ class NotReplicated(NotDurable):
 
 class EmbeddedServerError(MxRmqError):
     """The bundled server could not be found, started or reached."""
-
-
-class RetryLater(MxRmqError):
-    """Raised by a handler: try this message again, after *delay* seconds.
-
-    It counts as a failed attempt; without a delay the retry policy says how long to wait.
-    """
-
-    delay: float | None = None
-
-    def __init__(self, delay: float | None = None, reason: str = "the handler asked for it") -> None:
-        super().__init__(reason)
-        if delay is not None and not (isinstance(delay, int | float) and delay < 1e11):
-            raise ConfigError(f"RetryLater got {delay!r}, but wants seconds, or None for the policy's wait")
-        self.delay = delay
-        self.reason = reason
-
-
-class Dead(MxRmqError):
-    """Raised by a handler: this message can never succeed, keep it in the DLQ."""
-
-    def __init__(self, reason: str = "the handler gave it up") -> None:
-        super().__init__(reason)
-        self.reason = reason

@@ -1,104 +1,202 @@
-"""Payload types: what a handler's annotation says, checked on the way in and on the way out."""
+"""Payloads as JSON, refused where JSON would not give back what was put in."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import is_dataclass
-from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from functools import lru_cache
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from msgspec import inspect
 
-from mx_rmq.errors import ConfigError, InvalidPayload
-from mx_rmq.message import encode_payload
+from mx_rmq.checks import shown
+from mx_rmq.errors import InvalidPayload
+from mx_rmq.message import ENCODER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
+
+_DEPTH_LIMIT: Final = 200
+_INTEGER_BITS: Final = 14_000
+"""About where Python refuses to write or read a number in digits (4,300 of them)."""
+
+_plain_decoder = msgspec.json.Decoder()
+_value_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
-class PayloadType:
-    """Turns stored JSON into what a handler wants; ``Any`` where it does not say."""
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """A payload that ``encode_payload`` has checked; a ``msgspec.Raw`` could be anybody's bytes."""
 
-    def __init__(self, wanted: Any = Any) -> None:
-        self.wanted = wanted
-        validate = getattr(wanted, "model_validate_json", None)  # pydantic, without depending on it
-        if validate is not None:
-            self._decode: Callable[[msgspec.Raw], Any] = lambda raw: validate(bytes(raw))
-        else:
-            try:
-                self._decode = msgspec.json.Decoder(wanted).decode
-            except (TypeError, msgspec.MsgspecError) as error:
-                raise ConfigError(f"{wanted!r} cannot be a payload: {error}") from error
-        # Such a class is sent as itself; plain values are judged by whether the handler can read them.
-        self._is_record = isinstance(wanted, type) and (
-            validate is not None or is_dataclass(wanted) or issubclass(wanted, msgspec.Struct)
-        )
-
-    def decode(self, raw: msgspec.Raw) -> Any:
-        """Read a payload.
-
-        Raises:
-            InvalidPayload: it does not fit the type.
-        """
-        try:
-            return self._decode(raw)
-        except Exception as error:  # a type's own checks may raise anything
-            raise InvalidPayload(f"the payload does not fit {self._name}: {error}") from error
-
-    def encode(self, payload: Any) -> msgspec.Raw:
-        """Write a payload, after making sure that the handler will accept it."""
-        if self._is_record and not isinstance(payload, self.wanted):
-            raise InvalidPayload(
-                f"the payload is a {type(payload).__name__}, but the handler wants {self._name}"
-            )
-        raw = encode_payload(payload)
-        self.decode(raw)
-        return raw
-
-    @property
-    def _name(self) -> str:
-        return getattr(self.wanted, "__name__", None) or repr(self.wanted)
+    raw: msgspec.Raw
 
 
-def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[PayloadType, bool]:
-    """What a handler's first parameter wants, and whether it has a second one, for the context.
+def encode_payload(payload: Any) -> msgspec.Raw:
+    """A payload as JSON, if its handler will see exactly what was given.
+
+    Plain JSON values, dataclasses, ``msgspec.Struct`` and pydantic models (by their
+    ``model_dump_json``) are taken. The fields of a typed payload may be anything msgspec restores by
+    their type (dates, sets, …); in plain values such things would come back as something else. A
+    subclass of str is stored as the string it is. A ``msgspec.Raw`` must hold one JSON value.
 
     Raises:
-        ConfigError: the function cannot be a handler.
+        InvalidPayload: names the value that JSON would rewrite or cannot hold, and where it is.
     """
-    name = getattr(function, "__name__", repr(function))
+    kind = type(payload)
     try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the parameters of handler {name} cannot be read: {error}") from error
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    demanded = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if not positional or len(required) > 2 or demanded:
-        raise ConfigError(f"handler {name} must take a payload, or a payload and a context")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"handler {name} is a generator, which does nothing when called; let it return")
-    wanted = _annotation(function, positional[0])
-    if batch:
-        if wanted is not Any and get_origin(wanted) is not list and wanted is not list:
-            raise ConfigError(f"a batch handler takes a list of payloads, not {wanted!r}")
-        wanted = (get_args(wanted) or (Any,))[0]
-    return PayloadType(wanted), len(positional) >= 2
+        if kind is not dict and hasattr(kind, "model_dump_json"):
+            encoded: bytes = payload.model_dump_json().encode()
+            same = b"null" not in encoded or kind.model_validate_json(encoded) == payload
+            problem = None if same else ("", "does not come back equal from JSON; it may hold a NaN")
+        else:
+            encoded = ENCODER.encode(payload)
+            problem = _problem(payload, encoded)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        problem = _rewritten(payload) or ("", f"cannot be written as JSON: {error}")
+    if problem is not None:
+        where, why = problem
+        raise InvalidPayload(f"payload{where} {why}")
+    return msgspec.Raw(encoded)
 
 
-def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of one parameter; what the others' types are called need not be known at run time."""
-    if parameter.annotation is parameter.empty:
-        return Any
-    while isinstance(function, partial):
-        function = function.func
-    written = function if hasattr(function, "__globals__") else type(function).__call__
-    names = getattr(inspect.unwrap(written), "__globals__", {})
-    only = SimpleNamespace(__annotations__={"payload": parameter.annotation})
+def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
+    """Where and why a payload would not come back as it is, or None.
+
+    Reading it back is faster than looking at every value in Python; only what differs is searched.
+    """
+    if len(encoded) > 2 * _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
+        # How deep Python could read it would depend on who reads.
+        return "", f"is nested more than {_DEPTH_LIMIT} deep"
+    kind: Any = type(payload)
+    if kind is msgspec.Raw:
+        return _unsound(payload)
+    if kind is not dict and (issubclass(kind, msgspec.Struct) or hasattr(kind, "__dataclass_fields__")):
+        raw = _raw_in(kind)
+        if b"null" in encoded or raw == "said":  # null is how NaN is written
+            return _unsound(payload)
+        return _not_one_value(_value_decoder, encoded) if raw == "possible" else None
+    if _plain_decoder.decode(encoded) == payload:
+        return None
+    return _rewritten(payload) or ("", "does not come back equal from JSON; send plain values")
+
+
+@lru_cache(maxsize=1024)
+def _raw_in(kind: type) -> Literal["said", "possible", "no"]:
+    """Whether the fields of a class may hold a ``msgspec.Raw``.
+
+    It is written as it is, so it could end the payload and go on with the envelope.
+    """
     try:
-        return get_type_hints(only, names, include_extras=True)["payload"]
-    except (TypeError, NameError, SyntaxError) as error:
-        raise ConfigError(
-            f"the payload type {parameter.annotation!r} of handler {function!r} cannot be found: {error}"
-        ) from error
+        inside = _types_in(inspect.type_info(kind), {})
+    except Exception:  # a class that msgspec writes but cannot explain
+        return "possible"
+    if any(isinstance(each, inspect.RawType) for each in inside):
+        return "said"
+    return (
+        "possible" if any(isinstance(each, inspect.AnyType | inspect.CustomType) for each in inside) else "no"
+    )
+
+
+def _not_one_value(
+    decoder: msgspec.json.Decoder[Any], encoded: bytes | msgspec.Raw
+) -> tuple[str, str] | None:
+    try:
+        decoder.decode(encoded)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        return "", f"has a msgspec.Raw that is not one JSON value: {error}"
+    return None
+
+
+def _types_in(info: Any, seen: dict[int, Any]) -> Iterable[Any]:
+    """A type and all that its fields and items may be, each once."""
+    if isinstance(info, tuple):
+        for each in info:
+            _types_in(each, seen)
+    elif isinstance(info, inspect.Type | inspect.Field) and id(info) not in seen:
+        seen[id(info)] = info
+        for name in info.__struct_fields__:
+            _types_in(getattr(info, name), seen)
+    return seen.values()
+
+
+def _depth(encoded: bytes) -> int:
+    """How deep JSON is nested, 0 for not worth counting; brackets inside strings count too."""
+    if encoded.count(b"[") + encoded.count(b"{") <= _DEPTH_LIMIT:
+        return 0
+    depth = deepest = 0
+    for byte in encoded:
+        if byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
+    """Where and why plain JSON would not give *value* back, or None."""
+    kind = type(value)
+    if kind is bool or value is None:
+        return None
+    if kind is int:
+        if value.bit_length() < _INTEGER_BITS:
+            return None
+        return "", "is an integer of thousands of digits; send it as a string"
+    if issubclass(kind, str):
+        if value.isascii() or _encodable(value):
+            return None
+        return "", "has half a character (a lone surrogate), which UTF-8 cannot hold"
+    if kind is float:
+        return (
+            None
+            if isfinite(value)
+            else ("", f"is {value}, which JSON has no word for; send None or a string")
+        )
+    if depth == _DEPTH_LIMIT:
+        return "", f"is nested more than {_DEPTH_LIMIT} deep"
+    if kind is dict:
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return "", f"has the key {shown(key)}, but JSON keys are strings; write '{shown(key)}'"
+            if not _encodable(key):
+                return "", f"has the key {shown(key)} with half a character (a lone surrogate)"
+            if problem := _rewritten(item, depth + 1):
+                return f".{key}{problem[0]}", problem[1]
+        return None
+    if kind is list:
+        for n, item in enumerate(value):
+            if problem := _rewritten(item, depth + 1):
+                return f"[{n}]{problem[0]}", problem[1]
+        return None
+    return "", (
+        f"is a {kind.__name__}, which would come back as something else; convert it to "
+        "str, int, float, bool, None, list or dict, or send a dataclass"
+    )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unsound(value: Any) -> tuple[str, str] | None:
+    """Where a typed payload has what msgspec writes without a look: a NaN as null, a Raw as it is."""
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, msgspec.Raw):
+        return _not_one_value(_plain_decoder, value)
+    if isinstance(value, float) and not isfinite(value):
+        return "", f"is {value}, which JSON has no word for; send None or a string"
+    if isinstance(value, dict):
+        items = ((f".{key}", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        items = ((f"[{n}]", item) for n, item in enumerate(value))
+    elif isinstance(value, msgspec.Struct):
+        items = ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+    elif hasattr(type(value), "__dataclass_fields__"):
+        items = ((f".{name}", getattr(value, name)) for name in value.__dataclass_fields__)
+    for step, item in items:
+        if problem := _unsound(item):
+            return step + problem[0], problem[1]
+    return None

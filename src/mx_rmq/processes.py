@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -13,13 +12,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from mx_rmq.checks import check_whole
 from mx_rmq.errors import ConfigError
+from mx_rmq.events import ProcessDied, emit
 from mx_rmq.queue import RedisMessageQueue
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
-
-logger = logging.getLogger("mx_rmq")
 
 _QUICK = 5.0
 """A process that lives shorter than this after its start is not started again at once."""
@@ -43,8 +42,7 @@ def run_processes(queue: str, processes: int) -> int:
     Returns:
         0 if all ended well after the signal, else 1.
     """
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ConfigError(f"processes is {processes!r}, but wants a whole number, at least 1")
+    check_whole("processes", processes, 1)
     find_queue(queue)  # a wrong name is an error here, not one in every process
     return _Supervisor(queue, processes).run()
 
@@ -86,7 +84,7 @@ def _child(where: str) -> None:
 
 
 def _follow() -> None:
-    """Stop when the supervisor is gone, however it went: nobody else would stop this process."""
+    """Stop when the supervisor is gone, however it ended: nothing else would stop this process."""
     supervisor = multiprocessing.parent_process()
     assert supervisor is not None
     supervisor.join()
@@ -135,8 +133,7 @@ class _Supervisor:
         if self._signals:
             # Killed by the signal itself: it came before the worker had begun.
             return 0 if process.exitcode in (0, -signal.SIGTERM) else 1
-        fields = {"pid": process.pid, "exit_code": process.exitcode}
-        logger.error("process.died", extra=fields)
+        emit(ProcessDied(pid=process.pid or 0, exit_code=process.exitcode))
         if lived < _QUICK:
             time.sleep(1.0)
         if not self._signals:

@@ -1,40 +1,46 @@
-"""``RedisMessageQueue``: the front door. It puts the parts together and decides nothing else."""
+"""``RedisMessageQueue``: the front door. It checks what it is given and hands it to the right room."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
-from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
-from mx_rmq.check import check_recovery, check_server
+from mx_rmq.checks import check_name
 from mx_rmq.config import Config
-from mx_rmq.connect import Address
-from mx_rmq.drafts import DEFAULT
-from mx_rmq.errors import ConfigError, NoHandler, ServerUnavailable
-from mx_rmq.handlers import Handler
-from mx_rmq.operations import Operations
-from mx_rmq.producer import Producer
-from mx_rmq.production import Production
-from mx_rmq.reader import Reader
-from mx_rmq.resend import resend
-from mx_rmq.shard import Shard
-from mx_rmq.sync import SyncProducer
-from mx_rmq.worker.worker import Worker
+from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.lifecycle import Lifecycle
+from mx_rmq.observing import logs
+from mx_rmq.operating.audit import audit
+from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.inspector import Inspector
+from mx_rmq.operating.topics import Topics
+from mx_rmq.producing.middleware import around
+from mx_rmq.producing.options import DEFAULT, check_options, refuse_one_id
+from mx_rmq.producing.sync import SyncProducer
+from mx_rmq.storage.locate import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
-    from mx_rmq.handlers import Middleware
-
-logger = logging.getLogger("mx_rmq")
+    from mx_rmq.config import Durability
+    from mx_rmq.message import Lane
+    from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.inspector import MessageFacts
+    from mx_rmq.producing.middleware import ProduceLayer
+    from mx_rmq.producing.options import Ttl
+    from mx_rmq.producing.producer import Producer
+    from mx_rmq.receipt import Receipt
+    from mx_rmq.retry import Retry
+    from mx_rmq.storage.queries import Counts, WorkerFacts
+    from mx_rmq.worker.handlers import Handler, Middleware
 
 P = TypeVar("P")
 
+logs.listen_to_all()
 
-class RedisMessageQueue(Production, Operations):
+
+class RedisMessageQueue:
     """A queue: produce to its topics, handle what is produced.
 
     Args:
@@ -47,21 +53,118 @@ class RedisMessageQueue(Production, Operations):
         if url is not None:
             options["url"] = url
         self.config = Config.of(**options)
-        self._address = Address(self.config.url)
-        self._produce_middleware = []
-        self.sync = SyncProducer(self.config, self._address, self._produce_middleware)
+        address = Address(self.config.url)
+        self._produce_layers: list[ProduceLayer] = []
+        self.sync = SyncProducer(self.config, address, self._produce_layers)
         """The same queue for code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
-        self._loop = None
-        self._turns = asyncio.Lock()
-        self._failures, self._failure = 0, ""
-        """How often opening failed because the server could not be reached, and why the last time."""
-        self._shards: list[Shard] = []
-        self._producer = None
-        self._worker: Worker | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._lifecycle = Lifecycle(self.config, address, self._handlers, self._middleware)
+
+    # -- producing
+
+    async def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        priority: Lane = "normal",
+        delay: float = 0.0,
+        ttl: Ttl = DEFAULT,
+        message_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        dedup_for: float = 0.0,
+        durability: Durability | None = None,
+    ) -> Receipt:
+        """Store a message and return its id, once the server has it.
+
+        Args:
+            topic: where to send it.
+            payload: plain JSON values, a dataclass, a ``msgspec.Struct`` or a pydantic model.
+            priority: ``high`` before ``normal`` before ``low``; first in, first out in each.
+            delay: seconds before it may run.
+            ttl: seconds from then on after which it is dead instead of run; None for no end.
+            message_id: makes producing idempotent: while the id is taken, nothing is stored and the
+                receipt says ``duplicate``.
+            headers: strings for the handler's context.
+            dedup_for: seconds for which the id stays taken after the message is done.
+            durability: return only once it is on the server's ``disk``, or ``replicated``; by default what
+                the queue says, which is ``memory`` unless it was told otherwise.
+
+        Raises:
+            InvalidPayload, InvalidName, ConfigError, MessageTooLarge: nothing was stored, and why.
+            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether it was
+                stored is unknown; with the same ``message_id`` it may be produced again.
+            NotOnDisk, NotReplicated: it is stored, but was not as durable as asked for within
+                ``durability_timeout`` seconds. With the same ``message_id`` it may be produced again.
+            UnsafeServer: the server can never make it as durable as that; nothing was stored.
+        """
+        if self._produce_layers:
+            options: dict[str, Any] = {
+                "priority": priority,
+                "delay": delay,
+                "ttl": ttl,
+                "message_id": message_id,
+                "headers": dict(headers or {}),
+                "dedup_for": dedup_for,
+                "durability": durability,
+            }
+            return await around(self._produce_layers, self._produce)(topic, payload, options)
+        message = check_options(
+            self.config,
+            topic,
+            priority=priority,
+            delay=delay,
+            ttl=ttl,
+            message_id=message_id,
+            headers=headers,
+            dedup_for=dedup_for,
+            durability=durability,
+        ).message(payload)
+        producer = self._lifecycle.producer or await self._producer()
+        try:
+            return await producer.produce(topic, message)
+        except NotDurable as error:
+            raise error.of(message.id) from None  # the others of its batch are not this caller's
+
+    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Store many messages, in chunks of which each is stored whole or not at all.
+
+        Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
+        """
+        check_name("topic", topic)
+        refuse_one_id(options)
+        producer = await self._producer()
+        if self._produce_layers:
+            produce = around(self._produce_layers, self._produce)
+            return [await produce(topic, payload, dict(options)) for payload in payloads]
+        message = check_options(self.config, topic, **options).message
+        return await producer.chunks.send(topic, map(message, payloads))
+
+    def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
+        """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
+
+        Also around those of ``mq.sync``, where a layer cannot wait for anything but ``call_next``.
+        """
+        self._produce_layers.append(layer)
+        return layer
+
+    @property
+    def has_produce_middleware(self) -> bool:
+        """Whether anything is around produce."""
+        return bool(self._produce_layers)
+
+    async def _produce(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        """Produce as the innermost layer does."""
+        message = check_options(self.config, topic, **options).message(payload)
+        producer = await self._producer()
+        try:
+            return await producer.produce(topic, message)
+        except NotDurable as error:
+            raise error.of(message.id) from None
+
+    async def _producer(self) -> Producer:
+        return (await self._lifecycle.open()).producer
 
     # -- handling
 
@@ -70,7 +173,7 @@ class RedisMessageQueue(Production, Operations):
         self,
         topic: str,
         *,
-        retry: Any = None,
+        retry: Retry | None = None,
         timeout: float | None = ...,
         concurrency: int | None = None,
     ) -> Callable[[Callable[Concatenate[P, ...], Any]], Handler[P]]: ...
@@ -82,7 +185,7 @@ class RedisMessageQueue(Production, Operations):
         *,
         batch: int,
         linger: float = 0.0,
-        retry: Any = None,
+        retry: Retry | None = None,
         timeout: float | None = ...,
         concurrency: int | None = None,
     ) -> Callable[[Callable[Concatenate[list[P], ...], Any]], Handler[P]]: ...
@@ -91,7 +194,7 @@ class RedisMessageQueue(Production, Operations):
         self,
         topic: str,
         *,
-        retry: Any = None,
+        retry: Retry | None = None,
         timeout: Any = DEFAULT,
         concurrency: int | None = None,
         batch: int | None = None,
@@ -104,25 +207,26 @@ class RedisMessageQueue(Production, Operations):
 
         Args:
             topic: which; each has one handler.
-            retry: a ``Retry``, when to try again; by default the queue's.
-            timeout: seconds it may run, None for ever; by default the queue's.
-            concurrency: how many may run at once in this process; by default the queue's.
+            retry: when to try again; by default as the queue says.
+            timeout: seconds it may run, None for no limit; by default as the queue says.
+            concurrency: how many may run at once in this process; by default as the queue says.
             batch: hand over up to so many messages at once. A normal return completes all, an error
                 fails all, and a returned list gives each its own outcome: None, or an error.
             linger: how many seconds to wait for a batch to fill.
         """
+        from mx_rmq.worker.handlers import Handler  # here: a pure producer needs nothing of it
 
         def register(function: Callable[..., Any]) -> Handler[Any]:
             if topic in self._handlers:
                 first = self._handlers[topic].__name__
                 raise ConfigError(f"topic {topic!r} already has the handler {first}; a topic has one")
-            if self._worker is not None:
+            if self._lifecycle.worker is not None:
                 raise ConfigError(f"the worker is running; register the handler of {topic!r} before that")
             handler: Handler[Any] = Handler(
                 self,
                 topic,
                 function,
-                retry=retry,
+                retry=self.config.retry if retry is None else retry,
                 timeout=self.config.timeout if timeout == DEFAULT else timeout,
                 concurrency=concurrency,
                 batch=batch,
@@ -141,164 +245,41 @@ class RedisMessageQueue(Production, Operations):
     # -- running
 
     async def open(self) -> None:
-        """Connect and check the server; done by whatever needs it first.
+        """Connect and check the server; done by the first call that needs it.
 
         Raises:
             ServerUnavailable: it could not be reached for ``patience`` seconds.
             ConfigError: the URL is wrong, or the server refuses its user or password.
-            UnsafeServer: it could lose messages, and ``check`` says to refuse it.
+            UnsafeServer: it could lose messages, and ``server_check`` says to refuse it.
         """
-        turn, failures = self._turn(), self._failures
-        async with turn:
-            if self._shards:
-                return
-            if failures != self._failures:  # the attempt that this caller waited for failed
-                raise ServerUnavailable(self._failure)
-            shards: list[Shard] = []
-            try:
-                embedded = self.config.url.startswith("embedded:")
-                revive = self._address.revive if embedded else None
-                shards.append(Shard(await self._enter(), self.config, revive=revive))
-                if self.config.check != "off":
-                    private = self.config.url == "embedded://"
-                    for shard in shards:
-                        look = partial(
-                            check_server,
-                            Reader(shard.store),
-                            mode=self.config.check,
-                            private=private,
-                            durability=self.config.durability,
-                            replicas=self.config.replicas,
-                        )
-                        await resend(look, patience=self.config.patience)
-                        if self.config.recovery_grace is not None:
-                            recovery = partial(check_recovery, Reader(shard.store), lease=self.config.lease)
-                            await resend(recovery, patience=self.config.patience)
-            except BaseException as error:
-                await self._close(shards)
-                if isinstance(error, ServerUnavailable):
-                    self._failures, self._failure = self._failures + 1, str(error)
-                raise
-            self._shards, self._producer = shards, Producer(self.config, shards)
+        await self._lifecycle.open()
 
     async def close(self) -> None:
         """Stop the worker if it runs, let what is being produced be stored, and close every connection.
 
         The queue may be used again, in the same event loop or in another.
         """
-        turn = self._turn()
-        await self.stop()
-        async with turn:
-            shards, producer = self._shards, self._producer
-            self._shards, self._producer = [], None
-            if producer is not None:
-                await producer.close()
-            await self._close(shards)
+        await self._lifecycle.close()
         await asyncio.to_thread(self.sync.close)
-
-    async def _close(self, shards: list[Shard]) -> None:
-        for shard in shards:
-            await shard.close()
-        await asyncio.to_thread(self._address.leave, self)
-
-    async def _enter(self) -> str:
-        """Where to connect to; an embedded server is not left running if this is cancelled."""
-        entering = asyncio.ensure_future(asyncio.to_thread(self._address.enter, self))
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            await asyncio.wait([entering])
-            raise
-
-    def _turn(self) -> asyncio.Lock:
-        """What makes opening and closing take turns.
-
-        A loop that ended without ``close`` took its connections with it; nothing of them is used again.
-        """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._shards and self._loop is not None and self._loop.is_running():
-                raise ConfigError("the queue is open in another event loop; make one queue for each loop")
-            self._loop, self._turns = loop, asyncio.Lock()
-            self._shards, self._producer, self._worker = [], None, None
-            self._starting = self._stopping = None
-        return self._turns
-
-    async def _open_producer(self) -> Producer:
-        while True:
-            await self.open()
-            if self._producer is not None:  # else it was closed in the same moment
-                return self._producer
 
     def start(self) -> asyncio.Task[None]:
         """Start handling inside a running application; await the result to know that it has begun."""
-        if not self._handlers:
-            raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
-        self._turn()
-        if self._starting is None or self._starting.done():
-            self._starting = asyncio.get_running_loop().create_task(self._start())
-            self._starting.add_done_callback(_log_failure)
-        return self._starting
-
-    async def _start(self) -> None:
-        if self._stopping is not None:
-            await asyncio.wait([self._stopping])
-        await self.open()
-        if self._worker is None:
-            self._worker = Worker(
-                self.config, self._shards, list(self._handlers.values()), list(self._middleware)
-            )
+        return self._lifecycle.start()
 
     async def stop(self) -> None:
-        """Stop handling: claim no more, let handlers finish within the grace, give back the rest.
+        """Stop handling: claim no more, let handlers finish within ``stop_grace``, give back the rest.
 
-        Cancelling this leaves the stop under way; whoever calls it again waits for the same one. It
-        takes the grace at most; while the server does not answer, five times ``socket_timeout`` more.
+        Cancelling this leaves the stop under way; a later call waits for the same one. It takes the
+        grace at most; while the server does not answer, five times ``socket_timeout`` more.
         """
-        self._turn()
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
-        if self._worker is not None and self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._worker))
-        if self._stopping is not None:
-            await asyncio.shield(self._stopping)
-
-    async def _stop(self, worker: Worker) -> None:
-        try:
-            await worker.stop()
-        finally:
-            self._worker = self._stopping = None
+        await self._lifecycle.stop()
 
     async def run(self) -> None:
         """Handle messages until SIGTERM or SIGINT; a second signal does not wait for handlers.
 
         A signal that was being ignored stays so.
         """
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
-
-        def on_signal() -> None:
-            if stop.is_set() and self._worker is not None:
-                self._worker.hurry()
-            stop.set()
-
-        for number in signals:
-            loop.add_signal_handler(number, on_signal)
-        stopped = loop.create_task(stop.wait())
-        try:
-            starting = self.start()
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                await starting
-                await stopped
-        finally:
-            stopped.cancel()
-            try:
-                await self.close()
-            finally:
-                for number in signals:
-                    loop.remove_signal_handler(number)
+        await self._lifecycle.run(self.close)
 
     async def __aenter__(self) -> RedisMessageQueue:
         await self.open()
@@ -309,16 +290,53 @@ class RedisMessageQueue(Production, Operations):
     ) -> None:
         await self.close()
 
-    def _opened(self) -> list[Shard]:
-        if not self._shards or self._loop is not asyncio.get_running_loop():
-            raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
-        return self._shards
+    # -- operating; the queue must be open
+
+    @property
+    def dlq(self) -> DeadLetters:
+        """The dead messages."""
+        return DeadLetters(self._lifecycle.shards)
+
+    async def find(self, id_: str) -> MessageFacts:
+        """Where a message is and what is known of it."""
+        return await Inspector(self._lifecycle.shards).find(id_)
+
+    async def explain(self, id_: str) -> str:
+        """Why a message has not run, in a sentence."""
+        return await Inspector(self._lifecycle.shards).explain(id_)
+
+    async def counts(self) -> Counts:
+        """How the queue stands, topic by topic."""
+        return await Inspector(self._lifecycle.shards).counts()
+
+    async def workers(self) -> list[WorkerFacts]:
+        """The workers that have lately said that they live."""
+        return await Inspector(self._lifecycle.shards).workers()
+
+    async def cancel(self, id_: str) -> bool:
+        """Withdraw a message that has not started; False if it runs, is dead or is gone."""
+        return await Topics(self._lifecycle.shards).cancel(id_)
+
+    async def pause(self, topic: str) -> None:
+        """Stop the delivery of a topic everywhere; producing to it goes on.
+
+        What workers already hold still runs: about as much as they finish in 30 ms. What has not begun
+        after a second is given back.
+        """
+        await Topics(self._lifecycle.shards).pause(topic)
+
+    async def resume(self, topic: str) -> None:
+        """Deliver a paused topic again."""
+        await Topics(self._lifecycle.shards).resume(topic)
+
+    async def purge(self, topic: str) -> int:
+        """Withdraw everything of a topic that is pending or delayed; returns how many there were."""
+        return await Topics(self._lifecycle.shards).purge(topic)
+
+    async def audit(self, *, repair: bool = False) -> list[AuditReport]:
+        """Check that every message is in exactly one place, one report per shard."""
+        lease = self.config.lease
+        return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]
 
     def __repr__(self) -> str:
         return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"
-
-
-def _log_failure(starting: asyncio.Task[None]) -> None:
-    """Nobody may be waiting for a start; that it failed must be known all the same."""
-    if not starting.cancelled() and (error := starting.exception()) is not None:
-        logger.error("worker.not_started", extra={"error": str(error)})

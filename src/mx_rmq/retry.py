@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
-from mx_rmq.errors import ConfigError
-
-logger = logging.getLogger("mx_rmq")
+from mx_rmq.checks import check_seconds, check_whole, refusal
+from mx_rmq.events import BackoffFailed, emit
 
 Backoff = str | Sequence[float] | Callable[[int, BaseException], float]
+
+_BACKOFF = "'exponential', 'fixed', a list of waits in seconds (none negative) or a function"
 
 _dice = random.Random()  # noqa: S311 - spreads retries in time, guards nothing
 
@@ -38,23 +38,16 @@ class Retry:
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.max_attempts, bool)
-            or not isinstance(self.max_attempts, int)
-            or self.max_attempts < 1
-        ):
-            raise ConfigError(f"max_attempts is {self.max_attempts!r}, but wants a whole number, at least 1")
+        check_whole("max_attempts", self.max_attempts, 1)
         if isinstance(self.backoff, str):
             if self.backoff not in ("exponential", "fixed"):
-                raise ConfigError(
-                    f"backoff is {self.backoff!r}, but wants 'exponential', 'fixed', a list or a function"
-                )
+                raise refusal("backoff", _BACKOFF, self.backoff)
         elif not callable(self.backoff) and not _are_waits(self.backoff):
-            raise ConfigError(f"backoff is {self.backoff!r}, but wants a list of waits, none negative")
-        if not _are_waits([self.base, self.cap]):
-            raise ConfigError(f"base is {self.base!r} and cap {self.cap!r}, but both want seconds")
+            raise refusal("backoff", _BACKOFF, self.backoff)
+        check_seconds("base", self.base)
+        check_seconds("cap", self.cap)
         if not isinstance(self.never, tuple) or not all(_is_error(kind) for kind in self.never):
-            raise ConfigError(f"never is {self.never!r}, but wants a tuple of exception classes")
+            raise refusal("never", "a tuple of exception classes", self.never)
 
     def delay(self, attempts: int, error: BaseException) -> float | None:
         """Seconds to wait after *attempts* failed ones, or None to give up."""
@@ -81,8 +74,8 @@ class Retry:
             wait = float(backoff(attempts, error))
             if isnan(wait):
                 raise ValueError("it answered NaN")
-        except Exception:  # somebody's function, as a handler is; the message must not suffer for it
-            logger.exception("retry.backoff_failed")
+        except Exception as failure:  # a user's function; the message must not suffer for it
+            emit(BackoffFailed(), failure)
             return self._jitter(attempts)
         return wait
 

@@ -95,7 +95,7 @@ async def _cut(home: Path, copy: Path, length: int) -> Left:
     server = Server(copy)
     try:
         await asyncio.to_thread(server.start)
-        mq = RedisMessageQueue(server.url, name=QUEUE, check="off", lease=LEASE)
+        mq = RedisMessageQueue(server.url, name=QUEUE, server_check="off", lease=LEASE)
 
         @mq.handler(TOPIC, retry=Retry(3, base=0.01, cap=0.05))
         async def handle(payload: dict[str, Any], ctx: Context) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.keys import Keys
+from mx_rmq.storage.keys import Keys
 from tests.faults import programs
 from tests.faults.ledger import Event, Ledger, read
 from tests.faults.programs import QUEUE
@@ -101,7 +101,7 @@ class Arena:
         """Where workers and producers connect; set it to a proxy's to put that in between."""
         self.keys = Keys(QUEUE)
         self.redis = Redis(host="127.0.0.1", port=server.port)
-        self.queue = RedisMessageQueue(server.url, name=QUEUE, check="off")
+        self.queue = RedisMessageQueue(server.url, name=QUEUE, server_check="off")
         self.children: list[Child] = []
         self._ledgers = home / "ledgers"
         self.logs = home / "logs"

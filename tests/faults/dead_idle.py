@@ -24,7 +24,7 @@ async def dead_idle(run: Run) -> Row:
     async with Arena.open(run) as arena:
         with (
             Proxy(arena.server) as proxy,
-            RedisMessageQueue(proxy.url, name=QUEUE, check="off", socket_timeout=timeout).sync as sync,
+            RedisMessageQueue(proxy.url, name=QUEUE, server_check="off", socket_timeout=timeout).sync as sync,
         ):
             for n in range(times):
                 run.tell(f"{n + 1} of {times}")

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.records import Delivery, Settled
-from mx_rmq.store import Store
+from mx_rmq.storage.contract import Delivery, Settled
+from mx_rmq.storage.store import Store
 from tests.faults.arena import TOPIC, Arena
 from tests.faults.programs import QUEUE
 from tests.faults.run import Row, Run
@@ -27,7 +27,7 @@ async def foreign_digits(run: Run) -> Row:
     named = 0
     async with (
         Arena.open(run) as arena,
-        RedisMessageQueue(arena.url, name=QUEUE, check="off") as operator,
+        RedisMessageQueue(arena.url, name=QUEUE, server_check="off") as operator,
     ):
         store = Store(arena.redis, arena.keys)
         for n in range(rounds):

@@ -8,10 +8,11 @@ from typing import Any
 
 from mx_rmq import MxRmqError
 from mx_rmq.errors import InvalidPayload, UnreadableMessage
-from mx_rmq.message import decode_message, encode_payload
-from mx_rmq.payloads import PayloadType
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq.message import decode_message
+from mx_rmq.payloads import encode_payload
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.store import Store
+from mx_rmq.worker.payload_types import PayloadType
 from tests.faults.arena import Arena
 from tests.faults.ledger import Ledger, ids
 from tests.faults.noise import TOPICS, Noise

@@ -11,7 +11,7 @@ from typing import Any
 
 from mx_rmq import RedisMessageQueue
 from mx_rmq.message import Death, encode_death
-from mx_rmq.store import Store
+from mx_rmq.storage.store import Store
 from tests.faults.arena import Arena
 from tests.faults.programs import QUEUE
 from tests.faults.run import Row, Run
@@ -35,13 +35,13 @@ async def large_bodies(run: Run) -> Row:
         with Proxy(arena.server) as proxy:
             await _die(arena, bodies)
             run.tell("measuring replies")
-            async with RedisMessageQueue(proxy.url, name=QUEUE, check="off") as mq:
+            async with RedisMessageQueue(proxy.url, name=QUEUE, server_check="off") as mq:
                 proxy.longest_reply = 0
                 wrong = await _operate(mq, bodies)
             longest_reply = proxy.longest_reply
         await _die(arena, bodies)
         run.tell("measuring stalls")
-        pair = Pair(RedisMessageQueue(arena.url, name=QUEUE, check="off"))
+        pair = Pair(RedisMessageQueue(arena.url, name=QUEUE, server_check="off"))
         async with pair.mq:
             wrong += await pair.beside(lambda: _operate(pair.mq, bodies))
     stall, most = max(pair.took), MOST_MEDIANS * statistics.median(pair.took) + MOST_STALL

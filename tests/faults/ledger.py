@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from mx_rmq.ids import new_id
+from mx_rmq.producing.ids import new_id
 
 
 class Event(NamedTuple):

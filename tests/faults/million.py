@@ -27,7 +27,7 @@ async def million(run: Run) -> Row:
     failing, dying = messages * 15 // 100, messages * 5 // 100
     async with Arena.open(run) as arena:
         before = await _memory(arena)
-        mq = RedisMessageQueue(arena.url, name=QUEUE, check="off", concurrency=200)
+        mq = RedisMessageQueue(arena.url, name=QUEUE, server_check="off", concurrency=200)
 
         @mq.handler(TOPIC, retry=Retry(2, base=0.1))
         async def handle(payload: dict[str, Any], ctx: Context) -> None:

@@ -6,15 +6,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from mx_rmq.drafts import draft
-from mx_rmq.store import Store
+from mx_rmq.producing.options import check_options
+from mx_rmq.storage.store import Store
 from tests.faults.arena import TOPIC, Arena, Child
 from tests.faults.run import Row, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.records import Delivery
+    from mx_rmq.storage.contract import Delivery
     from tests.faults.ledger import Event
 
 LEASE = 2.0
@@ -84,7 +84,9 @@ async def abandon(arena: Arena, ids: Sequence[str], *, lease: float) -> list[Del
     """Produce messages and claim them for a worker that is gone."""
     store = Store(arena.redis, arena.keys)
     arena.ledger.write("tried", *ids)
-    await store.produce(TOPIC, [draft(arena.queue.config, TOPIC, message_id=id_).message({}) for id_ in ids])
+    await store.produce(
+        TOPIC, [check_options(arena.queue.config, TOPIC, message_id=id_).message({}) for id_ in ids]
+    )
     arena.ledger.write("acked", *ids)
     claim = await store.claim(TOPIC, len(ids), lease=lease, holder="gone")
     assert {delivery.id for delivery in claim.deliveries} == set(ids)

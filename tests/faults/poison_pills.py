@@ -12,7 +12,7 @@ from tests.faults.arena import Arena
 from tests.faults.run import Row, Run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from tests.faults.verdict import Verdict
 
@@ -33,7 +33,7 @@ class _Result(NamedTuple):
     verdict: Verdict
     throughput: float
     """Good messages a second, from the first start to the last completion."""
-    deaths: list[tuple[str, str, int, int]]
+    deaths: Sequence[tuple[str, str, int, int]]
     """Of each dead message: id, reason, the crashes it was blamed for, and how often it was started."""
     kills: int
 

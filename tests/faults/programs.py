@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from mx_rmq import Context, Dead, MxRmqError, RedisMessageQueue, Retry
-from mx_rmq.ids import new_id
-from mx_rmq.records import Delivery, Overdue, Promotion, Settled
-from mx_rmq.store import Store
+from mx_rmq import Context, MxRmqError, RedisMessageQueue, Reject, Retry
+from mx_rmq.producing.ids import new_id
+from mx_rmq.storage.contract import Delivery, Overdue, Promotion, Settled
+from mx_rmq.storage.store import Store
 from tests.faults.ledger import Ledger
 
 QUEUE = "faults"
@@ -75,7 +75,7 @@ def serving(
     ledger: Ledger, url: str, topics: dict[str, dict[str, Any]], options: dict[str, Any]
 ) -> RedisMessageQueue:
     """A queue with a handler for each topic that does what its messages say."""
-    mq = RedisMessageQueue(url, name=QUEUE, check="off", **options)
+    mq = RedisMessageQueue(url, name=QUEUE, server_check="off", **options)
 
     async def handle(payload: dict[str, Any], ctx: Context) -> None:
         ledger.write("start", ctx.message_id, token=ctx.token)
@@ -153,11 +153,11 @@ async def obey(payload: dict[str, Any], ctx: Context) -> None:
         case {"fail": int(times)} if ctx.attempt <= times:
             raise ValueError(f"failing for the {ctx.attempt}. time")
         case {"dead": str(reason)}:
-            raise Dead(reason)
+            raise Reject(reason)
         case {"first": dict(first), "then": dict(then)}:
             await obey(first if ctx.token.startswith("1@") else then, ctx)
         case {"what": what, "digest": str(expected)} if digest(what) != expected:
-            raise Dead("it was changed on its way")
+            raise Reject("it was changed on its way")
 
 
 def vitals() -> str:
@@ -246,7 +246,7 @@ def producer(
     async def main() -> None:
         todo = enumerate((payload for payload, count in payloads for _ in range(count)), 1)
         started = time.monotonic()
-        async with RedisMessageQueue(url, name=QUEUE, check="off", **options) as mq:
+        async with RedisMessageQueue(url, name=QUEUE, server_check="off", **options) as mq:
 
             async def caller() -> None:
                 for n, payload in todo:
@@ -293,7 +293,10 @@ def sync_producer(
     """Produce ``NAME-1``, ``NAME-2``, … with ``mq.sync``, in threads that share it."""
     ledger = begin(folder, log)
     started = time.monotonic()
-    with RedisMessageQueue(url, name=QUEUE, check="off").sync as sync, ThreadPoolExecutor(threads) as pool:
+    with (
+        RedisMessageQueue(url, name=QUEUE, server_check="off").sync as sync,
+        ThreadPoolExecutor(threads) as pool,
+    ):
 
         def produce(n: int) -> None:
             time.sleep(max(0.0, started + n / rate - time.monotonic()))
@@ -329,7 +332,7 @@ def steady(
 
     async def main() -> None:
         stop, started = stop_event(), time.monotonic()
-        async with RedisMessageQueue(url, name=QUEUE, check="off", **options) as mq:
+        async with RedisMessageQueue(url, name=QUEUE, server_check="off", **options) as mq:
 
             async def one(n: int) -> None:
                 ids = await produce_somehow(mq, topic, payloads[n % len(payloads)], n // len(payloads))

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from mx_rmq import ServerUnavailable
-from mx_rmq.link import Link
-from mx_rmq.store import Store
+from mx_rmq.storage.connection import Connection
+from mx_rmq.storage.store import Store
 from tests.faults.arena import TOPIC, Arena
 from tests.faults.ending import end
 from tests.faults.run import Row, Run
@@ -81,7 +81,7 @@ async def waking(arena: Arena) -> AsyncIterator[None]:
     over = False
 
     async def wake() -> None:
-        link = Link(arena.url, timeout=5.0)
+        link = Connection(arena.url, timeout=5.0)
         store = Store(link, arena.keys)
         while not over:
             with suppress(ServerUnavailable):  # a fetcher's next step makes it good

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from mx_rmq.embedded import find_binary
+from mx_rmq.storage.embedded import find_binary
 from tests.harness import free_port
 
 if TYPE_CHECKING:

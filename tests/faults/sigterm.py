@@ -25,7 +25,7 @@ async def sigterm(run: Run) -> Row:
         assert await arena.producer("m", ({"sleep": HANDLER}, messages)).ended(60) == 0
 
         async def stop_one(wait: float) -> None:
-            worker = arena.worker(concurrency=CONCURRENCY, grace=GRACE)
+            worker = arena.worker(concurrency=CONCURRENCY, stop_grace=GRACE)
             await eventually(lambda: arena.noted(worker, "start"), 30)
             await asyncio.sleep(wait)
             worker.term()

@@ -21,7 +21,7 @@ async def slow_uplink(run: Run) -> Row:
     async with Arena.open(run) as arena:
         with Proxy(arena.server) as proxy:
             proxy.throttle(rate)
-            queue = RedisMessageQueue(proxy.url, name=QUEUE, check="off", socket_timeout=timeout)
+            queue = RedisMessageQueue(proxy.url, name=QUEUE, server_check="off", socket_timeout=timeout)
             began = time.monotonic()
             async with queue:
                 await queue.produce(TOPIC, {})  # the connection is there, the caller no longer alone

@@ -15,7 +15,7 @@ from tests.faults.run import Row, Run
 from tests.harness import command
 
 LEASE = 2.0
-OPTIONS: dict[str, Any] = {"lease": LEASE, "concurrency": 8, "grace": 2.0}
+OPTIONS: dict[str, Any] = {"lease": LEASE, "concurrency": 8, "stop_grace": 2.0}
 MORE_MEMORY, MORE_TASKS, MORE_FILES = 8, 4, 3
 """What the long-lived worker may have more in the last quarter than in the second: MB, tasks, descriptors."""
 
@@ -91,7 +91,7 @@ class Mixture:
                 self._others[n].kill()
             case "stop":
                 self._others[n].term()
-                await self._others[n].ended(OPTIONS["grace"] + 10)
+                await self._others[n].ended(OPTIONS["stop_grace"] + 10)
             case "pause":
                 self._others[n].pause()
                 await asyncio.sleep(self._dice.uniform(0, 2 * LEASE))

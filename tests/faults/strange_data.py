@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.message import FORMAT, Message, encode_message, encode_payload
+from mx_rmq.message import FORMAT, Message, encode_message
+from mx_rmq.payloads import encode_payload
 from tests.faults.arena import TOPIC, Arena, Child, eventually
 from tests.faults.ledger import Ledger, ids
 from tests.faults.programs import QUEUE
@@ -57,7 +58,7 @@ async def strange_data(run: Run) -> Row:
     odd = 0
     async with (
         Arena.open(run) as arena,
-        RedisMessageQueue(arena.url, name=QUEUE, lease=LEASE, check="off") as operator,
+        RedisMessageQueue(arena.url, name=QUEUE, lease=LEASE, server_check="off") as operator,
     ):
         workers = [arena.worker({TOPIC: {}, OTHER: {}}, lease=LEASE) for _ in range(2)]
         producers = [

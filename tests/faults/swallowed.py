@@ -38,7 +38,7 @@ async def swallowed(run: Run) -> Row:
     async with Arena.open(run) as arena:
         with Proxy(arena.server) as proxy:
             arena.worker({name: {} for name in names}, concurrency=topics)
-            queue = RedisMessageQueue(proxy.url, name=QUEUE, check="off", **options)
+            queue = RedisMessageQueue(proxy.url, name=QUEUE, server_check="off", **options)
             async with queue:
                 await asyncio.gather(
                     *(queue.produce(name, {}) for name in names)

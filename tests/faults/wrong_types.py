@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from mx_rmq import MxRmqError, RedisMessageQueue
 from mx_rmq.errors import WrongKeyType
-from mx_rmq.keys import QUEUE_PARTS, TOPIC_PARTS
+from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from tests.faults.arena import TOPIC, Arena, Child, eventually
 from tests.faults.ledger import Ledger
 from tests.faults.programs import QUEUE
@@ -20,7 +20,7 @@ from tests.faults.run import Row, Run
 from tests.harness import command
 
 if TYPE_CHECKING:
-    from mx_rmq.audit import AuditReport
+    from mx_rmq.operating.audit import AuditReport
     from tests.faults.pulse import Pulse
 
 OTHER = "others"
@@ -53,7 +53,7 @@ async def wrong_types(run: Run) -> Row:
     slowest, kept = 0.0, 1.0
     async with (
         Arena.open(run) as arena,
-        RedisMessageQueue(arena.url, name=QUEUE, lease=LEASE, check="off") as operator,
+        RedisMessageQueue(arena.url, name=QUEUE, lease=LEASE, server_check="off") as operator,
     ):
         workers = [arena.worker({TOPIC: {}, OTHER: {}}, lease=LEASE) for _ in range(2)]
         producers = [

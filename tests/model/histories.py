@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from mx_rmq.keys import LANES, Lane
+from mx_rmq.message import LANES, Lane
 from tests.model.invariants import IDS, TOPICS
 
 if TYPE_CHECKING:

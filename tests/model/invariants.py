@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Final
 
-from mx_rmq.keys import LANES, PENDING, Lane
+from mx_rmq.message import LANES, Lane
+from mx_rmq.storage.keys import PENDING
 from tests.model.reference import Reference, Violation
 
 IDS: Final = ("a", "b", "c", "d", "e")

@@ -10,10 +10,11 @@ import msgspec
 from redis import Redis
 
 from mx_rmq.errors import OutOfMemory, StoreError
-from mx_rmq.keys import LANES, Keys, Lane
-from mx_rmq.records import Claim, Delivery, NewMessage, Overdue, Replay, Suspect
-from mx_rmq.scripts import SCRIPTS, Script
-from mx_rmq.store import Store
+from mx_rmq.message import LANES, Lane
+from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Overdue, Replay, Suspect
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.scripts import SCRIPTS, Script
+from mx_rmq.storage.store import Store
 from tests.harness import Clock
 from tests.model.histories import (
     Again,

@@ -19,14 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import mx_rmq.scripts
-from mx_rmq.embedded import EmbeddedServer
-from mx_rmq.scripts import Script
+import mx_rmq.storage.scripts
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.scripts import Script
 from tests.model.histories import random_histories
 from tests.model.machine import Bench
 from tests.model.reference import Violation
 
-SCRIPTS: Final = Path(mx_rmq.scripts.__file__).parent
+SCRIPTS: Final = Path(mx_rmq.storage.scripts.__file__).parent
 
 BUDGET: Final = 400
 """Histories a mutant must survive to count as not caught; the scripts as they are must survive them too."""
@@ -326,7 +326,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "produce-in-no-lane",
         "a call is refused before anything is written",
         "lib/admit.lua",
-        "    if not known_lanes[lane] then error('BADLANE ' .. lane .. ' of message ' .. id, 0) end\n",
+        "    if not suffixes[lane] then error('BADLANE ' .. lane .. ' of message ' .. id, 0) end\n",
         "",
     ),
     Mutant(
@@ -743,7 +743,7 @@ def mutated(mutant: Mutant) -> Iterator[Mapping[str, Script]]:
             times = text.count(mutant.old)
             raise Rotten(f"mutant {mutant.name}: {mutant.file} has {times} times, not once: {mutant.old}")
         script.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        yield mx_rmq.scripts.load(root)
+        yield mx_rmq.storage.scripts.load(root)
 
 
 def draw_histories(count: int) -> list[list[Any]]:
@@ -755,7 +755,7 @@ def outcome(
     name: str,
     socket: Path,
     drawn: Sequence[Sequence[Any]],
-    scripts: Mapping[str, Script] = mx_rmq.scripts.SCRIPTS,
+    scripts: Mapping[str, Script] = mx_rmq.storage.scripts.SCRIPTS,
 ) -> Outcome:
     """Run histories until a promise breaks."""
     with Bench(socket, scripts) as bench:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from mx_rmq.keys import LANES, Lane
-from mx_rmq.records import (
+from mx_rmq.message import LANES, Lane
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import (
     Cancelled,
+    Cause,
     Claim,
     Delivery,
+    Examined,
     NewMessage,
     NextDelay,
     Overdue,
@@ -19,10 +22,8 @@ from mx_rmq.records import (
     Replay,
     Replayed,
     Settled,
-    Stored,
     Suspect,
     Takeover,
-    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -258,14 +259,15 @@ class Reference:
         taken = []
         for _, id_ in sorted(entry for entry in deadlines if entry[0] <= self.now)[:limit]:
             life = self.live[id_]
-            previous, cause, lane = life.holder, "lapsed", life.lane
+            cause: Cause = "lapsed"
+            previous, lane = life.holder, life.lane
             if life.place == "pending":
                 previous, cause = "-", "expired"
                 # Before its first lease only the list it stands in says its lane. Nobody runs it again.
                 lane = life.lane if life.leased or life.texted else "normal"
                 self.unlisted.add(id_)
             elif life.cause in ("expired", "started"):
-                cause = life.cause
+                cause = cast("Cause", life.cause)
             taken.append(Takeover(self._lease(id_, life, lane, lease, holder, cause), cause, previous))
             self._count(life.topic, "expired" if cause == "expired" else "lapsed")
         return Overdue(self.now_us / 1e6, taken, [], [])
@@ -382,7 +384,7 @@ class Reference:
         self.changed = topic not in self.wakes
         self.wakes.add(topic)
 
-    def examine(self, suspects: Iterable[Suspect], *, mend: bool) -> list[Verdict]:
+    def examine(self, suspects: Iterable[Suspect], *, mend: bool) -> list[Examined]:
         """Only what another program wrote is to be mended."""
         verdicts = []
         for suspect in suspects:
@@ -398,7 +400,7 @@ class Reference:
             elif remains := self.dead.get(suspect.id):
                 place, topic = "dead", remains.topic
             shown = digits(deadline) if place in ("pending", "processing") else ""
-            verdicts.append(Verdict(place, topic, shown, findings))
+            verdicts.append(Examined(place, topic, shown, findings))
         return verdicts
 
     def deface(self, id_: str, what: str, text: str) -> str:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 
 @pytest.fixture
 async def queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[RedisMessageQueue]:
     """An open queue on an empty server."""
-    async with RedisMessageQueue(server.url, name="q", check="off") as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
         yield queue

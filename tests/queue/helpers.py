@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mx_rmq.keys import Keys
-from mx_rmq.message import Attempt, Death, decode_message, encode_death, encode_message
-from mx_rmq.store import Store
+from mx_rmq.message import Death, PastAttempt, decode_message, encode_death, encode_message
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.records import Delivery
+    from mx_rmq.storage.contract import Delivery
 
 PREFIX = "mx-rmq:{q}:"
 
@@ -41,7 +41,7 @@ async def bury(redis: Redis, death: Death | None = None, topic: str = "t") -> li
     for delivery in deliveries:
         message = decode_message(delivery.body)
         message.attempts += 1
-        message.remember(Attempt(at=1.0, worker="w1", error=death.error))
+        message.remember(PastAttempt(at=1.0, worker="w1", error=death.error))
         dead.append((delivery, encode_message(message), encode_death(death)))
     if dead:
         await store_of(redis).move_to_dlq(topic, dead)

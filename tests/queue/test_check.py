@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import RedisMessageQueue, UnsafeServer
-from mx_rmq.check import check_server
-from mx_rmq.keys import Keys
-from mx_rmq.reader import Reader
-from mx_rmq.store import Store
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.server_check import check_server
+from mx_rmq.storage.store import Store
 from tests.harness import command
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 
 class Says:
@@ -33,8 +33,8 @@ class Says:
         return self._info
 
 
-def reader_of(info: str) -> Reader:
-    return Reader(Store(Says(info), Keys("q")))
+def reader_of(info: str) -> Queries:
+    return Queries(Store(Says(info), Keys("q")))
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ async def test_a_server_that_does_not_say_its_version_is_not_refused(
 async def test_the_servers_at_hand_are_new_enough(
     server: EmbeddedServer, safe: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with RedisMessageQueue(server.url, check="refuse") as queue:
+    async with RedisMessageQueue(server.url, server_check="refuse") as queue:
         await queue.produce("t", 1)
     assert warnings_in(caplog) == []
 
@@ -123,7 +123,7 @@ async def test_a_server_that_keeps_nothing_on_disk(
     server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture, mode: Any, outcome: str
 ) -> None:
     await redis.config_set("appendonly", "no")
-    queue = RedisMessageQueue(server.url, check=mode)
+    queue = RedisMessageQueue(server.url, server_check=mode)
     problem = "appendonly is off: a restart of the server loses messages; set appendonly to yes"
     if outcome == "refused":
         with pytest.raises(UnsafeServer, match=problem):
@@ -138,7 +138,7 @@ async def test_a_server_that_keeps_nothing_on_disk(
 async def test_a_server_that_throws_keys_away(
     server: EmbeddedServer, evicting: None, caplog: pytest.LogCaptureFixture, mode: Any, outcome: str
 ) -> None:
-    queue = RedisMessageQueue(server.url, check=mode)
+    queue = RedisMessageQueue(server.url, server_check=mode)
     problem = "maxmemory-policy is allkeys-lru: the server may throw messages away; set it to noeviction"
     if outcome == "refused":
         with pytest.raises(UnsafeServer, match=problem):
@@ -154,7 +154,7 @@ async def test_everything_that_is_wrong_is_said_at_once(
 ) -> None:
     await redis.config_set("appendonly", "no")
     with pytest.raises(UnsafeServer, match=r"maxmemory-policy.*; appendonly is off"):
-        await RedisMessageQueue(server.url, check="refuse").open()
+        await RedisMessageQueue(server.url, server_check="refuse").open()
 
 
 async def test_the_warning_comes_once_per_opening(
@@ -169,13 +169,13 @@ async def test_the_warning_comes_once_per_opening(
 
 
 async def test_a_private_server_is_in_memory_on_purpose(caplog: pytest.LogCaptureFixture) -> None:
-    async with RedisMessageQueue("embedded://", check="refuse") as queue:
+    async with RedisMessageQueue("embedded://", server_check="refuse") as queue:
         await queue.produce("t", 1)
     assert warnings_in(caplog) == []
 
 
 async def test_a_persistent_embedded_server_is_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with RedisMessageQueue(f"embedded://{tmp_path}/data", check="refuse") as queue:
+    async with RedisMessageQueue(f"embedded://{tmp_path}/data", server_check="refuse") as queue:
         await queue.produce("t", 1)
     assert warnings_in(caplog) == []
 
@@ -187,7 +187,7 @@ async def test_a_user_who_may_not_ask_is_only_warned(
     await command(redis, "ACL", "SETUSER", "limited", "on", ">geheim", "~*", "+@all", "-info")
     try:
         url = server.url.replace("unix://", "unix://limited:geheim@")
-        async with RedisMessageQueue(url, name="q", check=mode) as queue:
+        async with RedisMessageQueue(url, name="q", server_check=mode) as queue:
             assert not (await queue.produce("t", 1)).duplicate
     finally:
         await command(redis, "ACL", "DELUSER", "limited")

@@ -17,7 +17,7 @@ from mx_rmq import (
     UnreadableMessage,
 )
 from mx_rmq.message import Death, encode_death
-from mx_rmq.records import NewMessage
+from mx_rmq.storage.contract import NewMessage
 from tests.harness import command, read_state
 from tests.queue.helpers import PREFIX, bury, claim, in_order, store_of
 from tests.scripts.helpers import unchanged
@@ -26,7 +26,7 @@ from tests.worker.helpers import eventually
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 CRASHED = Death(reason="crashed", error="its worker vanished 3 times")
 REFUSED = Death(reason="failed", error="ConnectionError: the bank refused", kind="ConnectionError")
@@ -181,7 +181,7 @@ async def test_a_page_of_nothing_is_refused(queue: RedisMessageQueue, limit: int
 
 @pytest.mark.parametrize("after", ["x", "1", "a.b", "1.2.3", 5])
 async def test_a_place_that_no_page_named_is_refused(queue: RedisMessageQueue, after: Any) -> None:
-    with pytest.raises(ConfigError, match="after is"):
+    with pytest.raises(ConfigError, match="after must be the next of an earlier page, got"):
         await queue.dlq.list(after=after)
 
 
@@ -259,7 +259,7 @@ async def test_a_replayed_message_starts_anew_and_keeps_its_history(
 ) -> None:
     await dead(queue, redis, "A1", priority="high", ttl=60, headers={"h": "v"}, dedup_for=5)
     assert await queue.dlq.replay("A1") == 1
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert facts.state == "pending"
     assert facts.message is not None
     assert (facts.message.attempts, facts.message.crashes, facts.message.replays) == (0, 0, 1)
@@ -275,7 +275,9 @@ async def test_a_replayed_message_runs_and_dies_again_after_all_its_attempts(
     server: EmbeddedServer, redis: Redis
 ) -> None:
     attempts: list[int] = []
-    async with RedisMessageQueue(server.url, name="q", check="off", retry=Retry(2, backoff=[0.0])) as queue:
+    async with RedisMessageQueue(
+        server.url, name="q", server_check="off", retry=Retry(2, backoff=[0.0])
+    ) as queue:
 
         @queue.handler("t")
         async def handle(payload: int, context: Any) -> None:
@@ -283,7 +285,7 @@ async def test_a_replayed_message_runs_and_dies_again_after_all_its_attempts(
             raise ValueError("no")
 
         async def is_dead() -> bool:
-            return (await queue.get("A1")).state == "dead"
+            return (await queue.find("A1")).state == "dead"
 
         await queue.produce("t", 1, message_id="A1")
         await queue.start()
@@ -331,7 +333,7 @@ async def test_an_id_that_lives_again_is_not_replayed_over(queue: RedisMessageQu
 async def test_a_payload_can_be_mended_on_the_way(queue: RedisMessageQueue, redis: Redis) -> None:
     await dead(queue, redis, "A1", headers={"h": "v"})
     assert await queue.dlq.replay("A1", payload={"fixed": True}) == 1
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert facts.message is not None
     assert bytes(facts.message.payload) == b'{"fixed":true}'
     assert facts.message.headers == {"h": "v"}
@@ -341,7 +343,7 @@ async def test_a_payload_can_be_mended_on_the_way(queue: RedisMessageQueue, redi
 async def test_none_is_a_payload_too(queue: RedisMessageQueue, redis: Redis) -> None:
     await dead(queue, redis, "A1")
     await queue.dlq.replay("A1", payload=None)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert facts.message is not None
     assert bytes(facts.message.payload) == b"null"
 
@@ -394,7 +396,7 @@ async def test_hundreds_are_replayed_each_once(queue: RedisMessageQueue, redis: 
 async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
     server: EmbeddedServer, redis: Redis
 ) -> None:
-    async with RedisMessageQueue(server.url, name="q", check="off", retry=Retry(1)) as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off", retry=Retry(1)) as queue:
 
         @queue.handler("t")
         async def handle(payload: int) -> None:
@@ -438,8 +440,8 @@ async def test_letters_are_deleted_by_id_for_good(queue: RedisMessageQueue, redi
     await queue.produce("t", 1, message_id="live")
     assert await queue.dlq.delete("A1", "bad", "unknown", "live", "A2:queue") == 2
     assert await ids_of(queue) == ["A2"]
-    assert (await queue.get("live")).state == "pending"
-    assert (await queue.get("A1")).state == "gone"
+    assert (await queue.find("live")).state == "pending"
+    assert (await queue.find("A1")).state == "gone"
     assert not (await queue.produce("t", 1, message_id="A1")).duplicate
     assert await queue.dlq.delete() == 0
 
@@ -507,7 +509,7 @@ async def test_a_bound_that_makes_no_sense_deletes_nothing(
 
 async def test_retention_deletes_thousands_at_once(server: EmbeddedServer, redis: Redis) -> None:
     """However many died since the last look, none beyond the bound is left."""
-    async with RedisMessageQueue(server.url, name="q", check="off", dlq_max_count=5) as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off", dlq_max_count=5) as queue:
 
         @queue.handler("other")
         async def handle(payload: int) -> None: ...
@@ -524,7 +526,7 @@ async def test_retention_deletes_thousands_at_once(server: EmbeddedServer, redis
 
 
 async def test_without_retention_the_dead_stay(server: EmbeddedServer, redis: Redis) -> None:
-    async with RedisMessageQueue(server.url, name="q", check="off") as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
 
         @queue.handler("other")
         async def handle(payload: int) -> None: ...

@@ -23,11 +23,11 @@ from mx_rmq import (
     ServerUnavailable,
     UnsafeServer,
 )
-from mx_rmq.check import check_server
 from mx_rmq.config import DURABILITIES
-from mx_rmq.link import Link
-from mx_rmq.records import Stored
-from mx_rmq.shard import Shard
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.connection import Connection
+from mx_rmq.storage.server_check import check_server
+from mx_rmq.storage.shard import Shard
 from tests.faults.servers import Server
 from tests.harness import server_binaries
 from tests.queue.helpers import PREFIX
@@ -83,7 +83,7 @@ async def queue(primary: Server) -> AsyncIterator[RedisMessageQueue]:
 
 
 def queue_at(server: Server, **options: Any) -> RedisMessageQueue:
-    options = {"name": "q", "check": "off", "durability_timeout": 0.3} | options
+    options = {"name": "q", "server_check": "off", "durability_timeout": 0.3} | options
     return RedisMessageQueue(server.url, **options)
 
 
@@ -213,7 +213,12 @@ async def test_a_message_is_not_taken_for_replicated_because_its_reply_was_lost(
     """The call is sent again on another connection and answered from memory: that answer must wait, too."""
     await redis.config_set("repl-diskless-sync-delay", 0)
     with replica_of(int(tcp.rpartition(":")[2]), tmp_path, binary) as replica:
-        options: Any = {"name": "q", "check": "off", "durability_timeout": 0.5, "durability": "replicated"}
+        options: Any = {
+            "name": "q",
+            "server_check": "off",
+            "durability_timeout": 0.5,
+            "durability": "replicated",
+        }
         async with RedisMessageQueue(proxy.url, **options) as queue:
             await queue.produce("t", 1)
             replica.pause()
@@ -436,7 +441,7 @@ async def test_middleware_sees_it_and_may_change_it(queue: RedisMessageQueue, re
 async def test_a_class_that_there_is_not_is_refused(
     queue: RedisMessageQueue, primary: Server, wrong: Any
 ) -> None:
-    says = "durability is .*, but wants 'memory', 'disk' or 'replicated'"
+    says = "durability must be 'memory', 'disk' or 'replicated', got "
     with pytest.raises(ConfigError, match=says):
         await queue.produce("t", 1, durability=wrong)
     with pytest.raises(ConfigError, match=says):
@@ -525,7 +530,7 @@ async def test_a_caller_who_gives_up_does_not_make_the_next_one_wait(
 async def test_several_commands_share_one_connection_and_a_refusal_is_one_of_the_replies(
     primary: Server,
 ) -> None:
-    link = Link(primary.url, timeout=5)
+    link = Connection(primary.url, timeout=5)
     first, refused, second = await link.execute_together(("CLIENT", "ID"), ("NONSENSE",), ("CLIENT", "ID"))
     assert first == second
     assert isinstance(refused, RedisError)
@@ -551,22 +556,22 @@ def test_an_error_survives_a_process_boundary() -> None:
 )
 async def test_too_few_replicas_are_found_at_the_start(primary: Server, options: Any, says: str) -> None:
     with pytest.raises(UnsafeServer, match=says):
-        await queue_at(primary, check="refuse", **options).open()
+        await queue_at(primary, server_check="refuse", **options).open()
 
 
 async def test_enough_replicas_are_no_problem(primary: Server, replica: Server) -> None:
-    async with queue_at(primary, check="refuse", durability="replicated"):
+    async with queue_at(primary, server_check="refuse", durability="replicated"):
         pass
-    async with queue_at(primary, check="refuse", durability="disk"):
+    async with queue_at(primary, server_check="refuse", durability="disk"):
         pass
 
 
 async def test_a_server_without_a_file_is_found_at_the_start(tmp_path: Path) -> None:
     says = "durability is 'disk', but appendonly is off"
     with Server(tmp_path, appendonly="no") as server, pytest.raises(UnsafeServer, match=says):
-        await queue_at(server, check="refuse", durability="disk").open()
+        await queue_at(server, server_check="refuse", durability="disk").open()
     with pytest.raises(UnsafeServer, match=says):
-        await RedisMessageQueue("embedded://", check="refuse", durability="disk").open()
+        await RedisMessageQueue("embedded://", server_check="refuse", durability="disk").open()
 
 
 async def test_a_server_that_is_too_old_for_it_is_found_at_the_start() -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import InvalidName, RedisMessageQueue
-from mx_rmq.keys import Keys
-from mx_rmq.message import Attempt, decode_message, encode_message
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq.message import PastAttempt, decode_message, encode_message
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import command
 from tests.queue.helpers import PREFIX, bury, claim, complete, store_of
 from tests.worker.helpers import eventually
@@ -37,7 +37,7 @@ async def retried(redis: Redis, delay: float, topic: str = "t") -> None:
     for delivery in await claim(redis, topic):
         message = decode_message(delivery.body)
         message.attempts += 1
-        message.remember(Attempt(at=time.time(), worker="w1", error="ValueError: no"))
+        message.remember(PastAttempt(at=time.time(), worker="w1", error="ValueError: no"))
         failed.append((delivery, delay, encode_message(message)))
     await store_of(redis).retry(topic, failed)
 
@@ -51,7 +51,7 @@ def about(instant: float | None, now: float, within: float = 5.0) -> bool:
 
 async def test_a_pending_message(queue: RedisMessageQueue) -> None:
     await queue.produce("t", {"a": 1}, message_id="A1", ttl=60)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert (facts.id, facts.state, facts.topic) == ("A1", "pending", "t")
     assert about(facts.expires_at, time.time() + 60)
     assert facts.message is not None
@@ -61,14 +61,14 @@ async def test_a_pending_message(queue: RedisMessageQueue) -> None:
 
 async def test_a_message_without_an_end(queue: RedisMessageQueue) -> None:
     await queue.produce("t", 1, message_id="A1", ttl=None)
-    assert (await queue.get("A1")).expires_at == float("inf")
+    assert (await queue.find("A1")).expires_at == float("inf")
     await queue.produce("t", 1, message_id="A2", ttl=None, delay=60)
-    assert (await queue.get("A2")).expires_at == float("inf")
+    assert (await queue.find("A2")).expires_at == float("inf")
 
 
 async def test_a_delayed_message(queue: RedisMessageQueue) -> None:
     await queue.produce("t", 1, message_id="A1", delay=100, ttl=60)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert (facts.state, facts.topic) == ("delayed", "t")
     assert about(facts.due_at, time.time() + 100)
     assert about(facts.expires_at, time.time() + 160)
@@ -77,7 +77,7 @@ async def test_a_delayed_message(queue: RedisMessageQueue) -> None:
 async def test_a_running_message(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce("t", 1, message_id="A1", ttl=600)
     await claim(redis, lease=20)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert (facts.state, facts.topic, facts.holder) == ("processing", "t", "w1")
     assert about(facts.claimed_at, time.time())
     assert about(facts.lease_until, time.time() + 20)
@@ -87,7 +87,7 @@ async def test_a_running_message(queue: RedisMessageQueue, redis: Redis) -> None
 async def test_a_message_that_failed_and_waits(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce("t", 1, message_id="A1", ttl=600)
     await retried(redis, 50)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert facts.state == "delayed"
     assert about(facts.due_at, time.time() + 50)
     assert about(facts.expires_at, time.time() + 600)
@@ -99,7 +99,7 @@ async def test_a_message_that_failed_and_waits(queue: RedisMessageQueue, redis: 
 async def test_a_dead_message(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce("t", 1, message_id="A1")
     await bury(redis)
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert (facts.state, facts.topic, facts.reason, facts.error) == ("dead", "t", "failed", "ValueError: no")
     assert about(facts.died_at, time.time())
     assert facts.message is not None
@@ -117,7 +117,7 @@ async def test_a_message_that_is_gone(queue: RedisMessageQueue, redis: Redis, en
     if ending == "deleted":
         await bury(redis)
         await queue.dlq.delete("A1")
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert (facts.id, facts.state, facts.topic, facts.message) == ("A1", "gone", "", None)
     assert await queue.explain("A1") == (
         "there is no message A1: it was completed, cancelled, deleted or never produced"
@@ -135,7 +135,7 @@ async def test_unreadable_bytes_are_found_in_every_state(
         (delivery,) = await claim(redis)
         if state == "dead":
             await store.move_to_dlq("t", [(delivery, b"", b"\xfe why")])
-    facts = await queue.get("bad")
+    facts = await queue.find("bad")
     assert (facts.state, facts.topic, facts.message) == (state, "t", None)
     assert "message bad of topic 't'" in await queue.explain("bad")
 
@@ -144,7 +144,7 @@ async def test_unreadable_bytes_are_found_in_every_state(
 async def test_what_cannot_be_an_id_is_refused(queue: RedisMessageQueue, id_: Any) -> None:
     """Fields beside a message's body are no messages."""
     await queue.produce("t", 1, message_id="A1", delay=5)
-    for ask in (queue.get, queue.explain, queue.cancel):
+    for ask in (queue.find, queue.explain, queue.cancel):
         with pytest.raises(InvalidName, match="message id"):
             await ask(id_)
 
@@ -156,8 +156,8 @@ async def test_a_lease_that_cannot_be_read_is_still_a_lease(
     await queue.produce("t", 1, message_id="A1")
     await claim(redis)
     await command(redis, "HSET", f"{PREFIX}t:processing", "A1", lease)
-    assert (await queue.get("A1")).state == "processing"
-    assert "is leased by somebody unknown" in await queue.explain("A1")
+    assert (await queue.find("A1")).state == "processing"
+    assert "is leased by an unknown holder" in await queue.explain("A1")
 
 
 # -- explain
@@ -179,7 +179,7 @@ async def test_a_time_that_cannot_be_read_is_no_reason_to_say_nothing(
         await bury(redis)
     part = {"delayed": "delay_tasks", "dead": "dlq"}.get(place, "all_expire_monitor")
     await command(redis, "ZADD", PREFIX + part, score, "A1")
-    assert (await queue.get("A1")).state == place
+    assert (await queue.find("A1")).state == place
     said = await queue.explain("A1")
     assert said.startswith("message A1 of topic 't' ")
     if place != "pending" and score != "inf":
@@ -193,7 +193,7 @@ async def test_a_lease_since_a_time_that_cannot_be_read_is_explained(
     await queue.produce("t", 1, message_id="A1")
     await claim(redis)
     await command(redis, "HSET", PREFIX + "t:processing", "A1", f"1@{claimed} normal inf w1 run")
-    assert (await queue.get("A1")).state == "processing"
+    assert (await queue.find("A1")).state == "processing"
     assert "is leased by" in await queue.explain("A1")
 
 
@@ -205,7 +205,7 @@ async def explained(queue: RedisMessageQueue, id_: str = "A1") -> str:
 async def test_why_a_delayed_message_has_not_run(queue: RedisMessageQueue) -> None:
     await queue.produce("t", 1, message_id="A1", delay=3600)
     assert await explained(queue) == "message A1 of topic 't' is delayed until <then>"
-    facts = await queue.get("A1")
+    facts = await queue.find("A1")
     assert facts.due_at is not None
     then = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.due_at))
     assert then in await queue.explain("A1")
@@ -421,7 +421,7 @@ async def test_a_real_worker_is_listed_while_it_runs(queue: RedisMessageQueue) -
     await queue.start()
     await eventually(listed)
     (worker,) = await queue.workers()
-    assert worker.name.startswith(f"{queue.config.worker}.{os.getpid()}.")
+    assert worker.name.startswith(f"{queue.config.worker_name}.{os.getpid()}.")
     assert worker.topics == ("t",)
     assert worker.concurrency == queue.config.concurrency
     await queue.stop()
@@ -430,6 +430,6 @@ async def test_a_real_worker_is_listed_while_it_runs(queue: RedisMessageQueue) -
 
 async def test_questions_can_be_asked_at_once(queue: RedisMessageQueue) -> None:
     ids = await queue.produce_many("t", range(100))
-    facts = await asyncio.gather(*(queue.get(id_) for id_ in ids))
+    facts = await asyncio.gather(*(queue.find(id_) for id_ in ids))
     assert [fact.id for fact in facts] == ids
     assert {fact.state for fact in facts} == {"pending"}

@@ -9,11 +9,11 @@ import pytest
 from redis.exceptions import ResponseError
 
 from mx_rmq import NotDead, RedisMessageQueue
-from mx_rmq.audit import audit
-from mx_rmq.keys import Keys
 from mx_rmq.message import Death, encode_death
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq.operating.audit import audit
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import command
 from tests.queue.helpers import PREFIX, claim, in_order, store_of
 from tests.worker.helpers import eventually
@@ -34,7 +34,7 @@ SLACK = 70_000
 @pytest.fixture
 async def watched(proxy: Proxy, redis: Redis) -> AsyncIterator[RedisMessageQueue]:
     """An open queue behind a proxy that measures its replies."""
-    async with RedisMessageQueue(proxy.url, name="q", check="off") as queue:
+    async with RedisMessageQueue(proxy.url, name="q", server_check="off") as queue:
         yield queue
 
 
@@ -67,7 +67,7 @@ async def test_a_page_reads_the_bodies_it_shows_and_no_others(
 
 async def test_a_body_longer_than_a_reply_should_be_comes_alone(proxy: Proxy, redis: Redis) -> None:
     big = REPLY_BYTES + 1000
-    async with RedisMessageQueue(proxy.url, name="q", check="off", max_bytes=2 * big) as queue:
+    async with RedisMessageQueue(proxy.url, name="q", server_check="off", max_bytes=2 * big) as queue:
         await die(queue, redis, "a", "b", "c", size=big)
         proxy.longest_reply = 0
         letters = (await queue.dlq.list()).letters
@@ -88,7 +88,7 @@ async def test_a_purge_reads_no_body_and_a_replay_reads_some_at_a_time(
     assert await watched.dlq.replay_all(topic="t") == 12
     assert 2 * LARGE < proxy.longest_reply <= REPLY_BYTES + SLACK
     assert await in_order(redis) == ids
-    facts = await watched.get("a03")
+    facts = await watched.find("a03")
     assert facts.message is not None
     assert facts.message.replays == 1
 
@@ -190,7 +190,7 @@ async def test_an_audit_reads_no_bodies_or_few_at_a_time(
         report = await audit(Store(server, Keys("q")))
         assert server.longest <= REPLY_BYTES
     else:
-        async with RedisMessageQueue(proxy.url, name="q", check="off") as watched:
+        async with RedisMessageQueue(proxy.url, name="q", server_check="off") as watched:
             (report,) = await watched.audit()
         # Redis before 7.4 cannot leave the bodies out, and is asked for few fields at a time.
         without_bodies = await knows_novalues(redis)
@@ -211,5 +211,5 @@ async def test_a_large_message_without_a_topic_gets_the_one_its_body_names(
         ("body-without-topic", "orders"),
         ("dead-without-topic", "t"),
     }
-    assert (await queue.get("a")).topic == "orders"
+    assert (await queue.find("a")).topic == "orders"
     assert (await queue.dlq.get("d")).topic == "t"

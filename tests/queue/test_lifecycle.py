@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from mx_rmq import ConfigError, EmbeddedServerError, RedisMessageQueue, ServerUnavailable, UnsafeServer
-from mx_rmq import embedded as embedded_module
-from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.storage import embedded as embedded_module
+from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import command
 from tests.queue.helpers import in_order
 from tests.worker.helpers import eventually
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def queue_at(server: EmbeddedServer, **options: Any) -> RedisMessageQueue:
-    return RedisMessageQueue(server.url, **{"name": "q", "check": "off"} | options)
+    return RedisMessageQueue(server.url, **{"name": "q", "server_check": "off"} | options)
 
 
 async def no_connection_is_left(redis: Redis) -> None:
@@ -37,7 +37,7 @@ async def no_connection_is_left(redis: Redis) -> None:
 
 
 def server_of(queue: RedisMessageQueue) -> EmbeddedServer | None:
-    return queue._address._server
+    return queue._lifecycle._address._server
 
 
 async def is_gone(server: EmbeddedServer) -> bool:
@@ -52,7 +52,7 @@ async def is_gone(server: EmbeddedServer) -> bool:
 
 
 async def test_async_with_opens_and_closes(server: EmbeddedServer, redis: Redis) -> None:
-    async with queue_at(server, check="warn") as queue:
+    async with queue_at(server, server_check="warn") as queue:
         assert len((await command(redis, "CLIENT", "LIST")).splitlines()) == 2
         assert (await queue.counts()).topics == {}
         assert len((await command(redis, "CLIENT", "LIST")).splitlines()) == 3  # operators have their own
@@ -112,7 +112,7 @@ async def test_concurrent_first_uses_open_once(proxy: Proxy, redis: Redis) -> No
 async def test_opening_and_closing_at_once_leaves_it_open_or_closed_but_nothing_in_between(
     server: EmbeddedServer, redis: Redis
 ) -> None:
-    queue = queue_at(server, check="warn")
+    queue = queue_at(server, server_check="warn")
     for _ in range(20):
         await asyncio.gather(queue.open(), queue.close(), queue.produce("t", 1), queue.close())
     await queue.close()
@@ -132,7 +132,7 @@ async def test_a_queue_can_be_made_where_no_loop_runs(server: EmbeddedServer, re
 
 
 async def test_an_open_that_is_refused_leaves_nothing_behind(server: EmbeddedServer, redis: Redis) -> None:
-    queue = queue_at(server, check="refuse")
+    queue = queue_at(server, server_check="refuse")
     for _ in range(3):
         with pytest.raises(UnsafeServer):
             await queue.open()
@@ -146,7 +146,7 @@ async def test_a_refused_embedded_server_is_let_go(tmp_path: Path) -> None:
         async with Redis.from_url(server.url) as somebody:
             await somebody.config_set("appendonly", "no")
         with pytest.raises(UnsafeServer):
-            await RedisMessageQueue(f"embedded://{tmp_path}/data", check="refuse").open()
+            await RedisMessageQueue(f"embedded://{tmp_path}/data", server_check="refuse").open()
     await eventually(lambda: is_gone(server))
 
 
@@ -190,7 +190,7 @@ async def test_nobody_there_is_unavailable_when_the_patience_is_over(tmp_path: P
 
 
 async def test_the_server_may_start_after_the_service(tmp_path: Path) -> None:
-    queue = RedisMessageQueue(f"unix://{tmp_path}/server.sock", check="warn")
+    queue = RedisMessageQueue(f"unix://{tmp_path}/server.sock", server_check="warn")
     opening = asyncio.create_task(queue.open())
     done, _ = await asyncio.wait([opening], timeout=0.1)
     assert not done
@@ -270,7 +270,7 @@ async def test_a_persistent_server_keeps_messages_from_one_use_to_the_next(tmp_p
     async with RedisMessageQueue(url) as queue:
         await queue.produce("t", 1, message_id="A1")
     async with RedisMessageQueue(url) as queue:
-        assert (await queue.get("A1")).state == "pending"
+        assert (await queue.find("A1")).state == "pending"
 
 
 async def test_a_path_that_cannot_hold_a_server_is_named(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ async def test_a_path_that_cannot_hold_a_server_is_named(tmp_path: Path) -> None
 
 def test_a_queue_serves_one_loop_after_another(server: EmbeddedServer) -> None:
     """Its locks must not belong to the first."""
-    queue = queue_at(server, check="warn")
+    queue = queue_at(server, server_check="warn")
 
     async def use() -> int:
         await asyncio.gather(*(queue.produce("t", n) for n in range(5)), queue.open(), queue.open())
@@ -325,7 +325,7 @@ def test_a_private_server_serves_one_loop_after_another() -> None:
 FORGETFUL = """
 import asyncio, sys
 from mx_rmq import RedisMessageQueue
-queue = RedisMessageQueue(sys.argv[1], name="q", check="off")
+queue = RedisMessageQueue(sys.argv[1], name="q", server_check="off")
 for n in range(3):
     print(asyncio.run(queue.produce("t", n)))
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from mx_rmq import Dead, InvalidPayload, MessageTooLarge, RedisMessageQueue, Retry, RetryLater
-from mx_rmq.records import NewMessage
+from mx_rmq import InvalidPayload, MessageTooLarge, RedisMessageQueue, Reject, Retry, RetryLater
+from mx_rmq.storage.contract import NewMessage
 from tests.queue.helpers import store_of
 from tests.worker.helpers import eventually
 
@@ -63,7 +63,7 @@ async def a_whole_life(queue: RedisMessageQueue, redis: Redis, proxy: Proxy) -> 
 
     @queue.handler("rejected")
     async def rejected(payload: dict[str, str]) -> None:
-        raise Dead("not for us")
+        raise Reject("not for us")
 
     @queue.handler("slow", timeout=0.05, retry=Retry(1))
     async def slow(payload: dict[str, str]) -> None:

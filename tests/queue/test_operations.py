@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ConfigError, InvalidName, RedisMessageQueue
-from mx_rmq.records import NewMessage
+from mx_rmq.storage.contract import NewMessage
 from tests.harness import read_state
 from tests.queue.helpers import PREFIX, bury, claim, complete, in_order, store_of
 from tests.scripts.helpers import unchanged
@@ -15,7 +15,7 @@ from tests.worker.helpers import eventually
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 
 async def clean(queue: RedisMessageQueue) -> bool:
@@ -34,7 +34,7 @@ async def test_a_message_that_has_not_started_can_be_cancelled(
         await queue.produce("t", 1, message_id=id_, delay=delay)
     assert await queue.cancel("A2") is True
     assert await queue.cancel("A2") is False
-    assert (await queue.get("A2")).state == "gone"
+    assert (await queue.find("A2")).state == "gone"
     assert await complete(redis) == ([] if delay else ["A1", "A3"])
     assert await clean(queue)
     assert not (await queue.produce("t", 1, message_id="A2")).duplicate
@@ -53,7 +53,7 @@ async def test_what_runs_is_dead_or_gone_cannot_be_cancelled(queue: RedisMessage
 async def test_an_unreadable_message_can_be_cancelled(queue: RedisMessageQueue, redis: Redis) -> None:
     await store_of(redis).produce("t", [NewMessage("bad", b"\xff")])
     assert await queue.cancel("bad") is True
-    assert (await queue.get("bad")).state == "gone"
+    assert (await queue.find("bad")).state == "gone"
 
 
 async def test_cancel_and_a_worker_race_for_a_message_and_one_wins(
@@ -108,7 +108,7 @@ async def test_pausing_leaves_what_runs_alone(queue: RedisMessageQueue, redis: R
     (delivery,) = await claim(redis)
     await queue.pause("t")
     await store_of(redis).complete("t", [(delivery, 0.0)])
-    assert (await queue.get("A1")).state == "gone"
+    assert (await queue.find("A1")).state == "gone"
 
 
 async def test_a_topic_can_be_paused_before_anything_is_in_it(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -154,9 +154,9 @@ async def test_purge_withdraws_what_is_pending_and_delayed_and_leaves_the_rest(
     counts = await queue.counts()
     assert (counts.topics["t"].pending, counts.topics["t"].processing) == (0, 1)
     assert (counts.delayed, counts.dead) == (1, 1)
-    assert (await queue.get("running")).state == "processing"
-    assert (await queue.get("other")).state == "pending"
-    assert (await queue.get("later")).state == "delayed"
+    assert (await queue.find("running")).state == "processing"
+    assert (await queue.find("other")).state == "pending"
+    assert (await queue.find("later")).state == "delayed"
     assert await queue.purge("t") == 0
     assert await clean(queue)
 
@@ -218,7 +218,7 @@ async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQu
 
 
 @pytest.mark.parametrize(
-    "verb", ["get", "explain", "counts", "workers", "cancel", "pause", "resume", "purge", "audit"]
+    "verb", ["find", "explain", "counts", "workers", "cancel", "pause", "resume", "purge", "audit"]
 )
 async def test_a_queue_that_is_not_open_says_how_to_open_it(server: EmbeddedServer, verb: str) -> None:
     queue = RedisMessageQueue(server.url)

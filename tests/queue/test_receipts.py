@@ -40,7 +40,7 @@ class Link(msgspec.Struct):
 
 
 async def payload_of(queue: RedisMessageQueue, id_: str) -> Any:
-    facts = await queue.get(id_)
+    facts = await queue.find(id_)
     assert facts.message is not None
     return msgspec.json.decode(facts.message.payload)
 
@@ -50,7 +50,7 @@ async def test_it_goes_into_ids_headers_and_payloads(queue: RedisMessageQueue) -
     child = await queue.produce(
         "second", {"parent": parent, parent: [parent]}, message_id=parent + ".2", headers={parent: parent}
     )
-    facts = await queue.get(child)
+    facts = await queue.find(child)
     assert facts.message is not None
     assert facts.message.headers == {str(parent): str(parent)}
     assert await payload_of(queue, child) == {"parent": str(parent), str(parent): [str(parent)]}
@@ -78,7 +78,7 @@ async def test_everyone_who_produces_takes_it(queue: RedisMessageQueue, redis: R
         await queue.produce(OldTopic.ORDERS, child, delay=60, **options),
     ]
     for id_ in made:
-        facts = await queue.get(id_)
+        facts = await queue.find(id_)
         assert facts.topic == "orders"
         assert facts.message is not None
         assert facts.message.topic == "orders"

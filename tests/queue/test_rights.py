@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import Dead, RedisMessageQueue
+from mx_rmq import RedisMessageQueue, Reject
 from tests.harness import command
 from tests.worker.helpers import eventually
 
@@ -72,7 +72,7 @@ async def work(mq: RedisMessageQueue) -> None:
     async def on_order(order: dict[str, str]) -> None:
         seen.append(order["id"])
         if order["id"] == "dead":
-            raise Dead("no")
+            raise Reject("no")
 
     await mq.start()
     several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", "dedup_for": 60}]
@@ -111,12 +111,12 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
     await command(
         redis, "ACL", "SETUSER", user, "-@all", *(rule for rule in BASE if rule[0] == "+"), *OPERATOR
     )
-    async with RedisMessageQueue(at(tcp), name="shop", check="off") as mq:
+    async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         assert (await mq.counts()).dead == 2
         await mq.workers()
         assert len((await mq.dlq.list(topic="orders")).letters) == 2
-        assert await mq.dlq.groups() == {("orders", "Dead"): 2}
-        assert (await mq.get("dead")).state == "dead"
+        assert await mq.dlq.groups() == {("orders", "Reject"): 2}
+        assert (await mq.find("dead")).state == "dead"
         assert await mq.dlq.replay("dead", payload={"id": "again"}) == 1
         assert await mq.dlq.replay_all(error="rejected") == 1
         assert "no live worker" in await mq.explain("dead")
@@ -156,7 +156,7 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
     rules = [rule for rule in OPERATOR if rule != right]
     assert len(rules) == len(OPERATOR) - 1
     await command(redis, "ACL", "SETUSER", user, *BASE, *rules)
-    async with RedisMessageQueue(at(tcp), name="shop", check="off") as mq:
+    async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         await work(mq)
         await damage(mq, redis)
 

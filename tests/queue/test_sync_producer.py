@@ -21,8 +21,8 @@ from mx_rmq import (
     ServerUnavailable,
     SyncProducer,
 )
-from mx_rmq.embedded import EmbeddedServer
-from mx_rmq.records import Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import all_keys, command
 from tests.queue.helpers import PREFIX, bury, complete, in_order
 from tests.queue.test_produce import REFUSED
@@ -70,7 +70,7 @@ async def test_it_stores_what_produce_stores(
             assert body.pop("created_at")
             bodies.append(body)
         assert bodies[0] == bodies[1]
-        assert (await queue.get(f"A{n}")).state == (await queue.get(f"S{n}")).state
+        assert (await queue.find(f"A{n}")).state == (await queue.find(f"S{n}")).state
     assert await in_order(redis) == ["A0", "S0"]
 
 
@@ -315,7 +315,7 @@ async def test_the_queue_and_its_sync_producer_share_a_private_server() -> None:
         async with asyncio.timeout(10):
             await handled.wait()
         receipt = await asyncio.to_thread(queue.sync.produce, "other", 2)
-        assert (await queue.get(receipt)).state == "pending"
+        assert (await queue.find(receipt)).state == "pending"
 
 
 def test_a_private_server_is_gone_after_close() -> None:
@@ -359,7 +359,7 @@ async def test_closing_it_leaves_no_connection(producer: SyncProducer, redis: Re
 
 
 async def test_closing_the_queue_closes_its_sync_producer(server: EmbeddedServer, redis: Redis) -> None:
-    async with RedisMessageQueue(server.url, name="q", check="off") as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
         await asyncio.to_thread(queue.sync.produce, "t", 1)
 
     async def alone() -> bool:

@@ -64,7 +64,7 @@ async def test_a_handler_produces_what_it_wants(queue: RedisMessageQueue, redis:
     many = await on_order.produce_many((Order(f"B{n}", n) for n in range(3)), delay=60)
     assert len(many) == 3
     assert await in_order(redis, "orders") == ["A2"]
-    facts = await queue.get("A2")
+    facts = await queue.find("A2")
     assert facts.message is not None
     assert on_order.payload_type.decode(facts.message.payload) == Order("A2", 12.0)
 
@@ -127,7 +127,7 @@ async def test_models_like_those_of_pydantic(queue: RedisMessageQueue, redis: Re
     async def on_model(model: Model) -> None: ...
 
     receipt = await on_model.produce(Model("ada"))
-    facts = await queue.get(receipt)
+    facts = await queue.find(receipt)
     assert facts.message is not None
     assert bytes(facts.message.payload) == b'{"name":"ada"}'
     with pytest.raises(InvalidPayload):
@@ -186,7 +186,7 @@ async def test_middleware_sees_the_payload_itself(queue: RedisMessageQueue, redi
     with pytest.raises(InvalidPayload):
         await on_order.produce(7)  # type: ignore[arg-type]
     assert len(seen) == 3
-    facts = await queue.get(receipt)
+    facts = await queue.find(receipt)
     assert facts.message is not None
     assert on_order.payload_type.decode(facts.message.payload) == Order("A1", 1.0)
 
@@ -207,7 +207,7 @@ async def test_raw_bytes_cannot_rewrite_the_envelope(queue: RedisMessageQueue, r
         await on_anything.produce(forged)
     assert await all_keys(redis) == []
     receipt = await queue.produce("anything", msgspec.Raw(b'{"a": 1}'))
-    facts = await queue.get(receipt)
+    facts = await queue.find(receipt)
     assert facts.message is not None
     assert facts.message.id == receipt
     assert bytes(facts.message.payload) == b'{"a": 1}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.records import NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import NewMessage, Replay, Suspect
 from tests.scripts.states import (
     NOW,
     awake,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 SOON = NOW + 500

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.records import NewMessage, Stored
-from mx_rmq.scripts import SCRIPTS
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import read_state
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.records import Delivery
-    from mx_rmq.store import Store
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 TOPIC = "orders"

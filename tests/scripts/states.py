@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.keys import PENDING, Keys, Lane
-from mx_rmq.records import Delivery
+from mx_rmq.message import Lane
+from mx_rmq.storage.contract import Delivery
+from mx_rmq.storage.keys import PENDING, Keys
 from tests.harness import START_US, read_state
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import StoreError
-from mx_rmq.records import Cancelled, NewMessage, NextDelay, Promotion, Settled, Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import Cancelled, NewMessage, NextDelay, Promotion, Settled
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
@@ -28,8 +29,8 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Lane
-    from mx_rmq.store import Store
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.store import Store
 
 PAYLOAD = "mx-rmq:{q}:payload"
 

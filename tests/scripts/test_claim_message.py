@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import InvalidName, StoreError, WrongKeyType
-from mx_rmq.records import Claim, Delivery, NewMessage, Settled
-from mx_rmq.store import Store
+from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Settled
+from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import (
     PREFIX,
@@ -25,7 +25,7 @@ from tests.scripts.helpers import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Keys
+    from mx_rmq.storage.keys import Keys
     from tests.harness import Clock
 
 

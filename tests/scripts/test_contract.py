@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
-from mx_rmq import records
-from mx_rmq.keys import QUEUE_PARTS, TOPIC_PARTS, Keys
-from mx_rmq.records import Delivery, NewMessage, Replay, Suspect
-from mx_rmq.scripts import SCRIPTS
-from mx_rmq.store import MAX_BYTES, Store
+from mx_rmq import limits
+from mx_rmq.limits import MAX_BYTES
+from mx_rmq.message import LANES
+from mx_rmq.storage import store
+from mx_rmq.storage.contract import Delivery, NewMessage, Replay, Suspect
+from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
+from mx_rmq.storage.scripts import SCRIPTS
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
 
     from tests.harness import Clock
 
-ROOT = files("mx_rmq.scripts")
+ROOT = files("mx_rmq.storage.scripts")
 SOURCES = {entry.name[:-4]: entry.read_text() for entry in ROOT.iterdir() if entry.name.endswith(".lua")}
 HELPERS = {entry.name[:-4]: entry.read_text() for entry in (ROOT / "lib").iterdir()}
+TEXTS = {**SOURCES, **{f"lib/{name}": text for name, text in HELPERS.items()}}
 SECTIONS = ("KEYS", "ARGV", "Returns", "Keeps", "Uses")
 
 LOCALS = {
@@ -99,6 +103,7 @@ def read_contract(name: str) -> Contract:
 CONTRACTS = {name: read_contract(name) for name in sorted(SOURCES)}
 
 for_every_script = pytest.mark.parametrize("name", sorted(SOURCES))
+for_every_text = pytest.mark.parametrize("name", sorted(TEXTS))
 
 
 # -- the header and the text
@@ -145,8 +150,8 @@ def test_keys_are_unpacked_in_the_order_of_the_header_and_every_one_is_used(name
         for local, index in zip(left.split(", "), indices, strict=True):
             unpacked[index] = local
             assert len(re.findall(rf"\b{local}\b", code)) > 1, f"{local} is unpacked and never used"
-    for lane, number in re.findall(r"[{,] (high|normal|low) = KEYS\[(\d+)\]", code):
-        unpacked[int(number)] = lane
+    for first in re.findall(r"\blists_at\((\d+)\)", code):
+        unpacked.update(enumerate(LANES, int(first)))
     # A loop over the three lists, which stand side by side.
     offsets = {int(offset or 0) for offset in re.findall(r"KEYS\[(?:(\d+) \+ )?n\]", code)}
     ranges = {(int(low), int(high)) for low, high in re.findall(r"for n = (\d+), (\d+) do", code)}
@@ -202,31 +207,86 @@ def functions_of(helper: str) -> list[str]:
     return re.findall(r"^local function (\w+)", code_of(HELPERS[helper]), re.MULTILINE)
 
 
-def helpers_called_in(source: str) -> set[str]:
-    code = re.sub(r"\blocal function \w+", "", code_of(source))
+def values_of(helper: str) -> list[str]:
+    found = re.findall(r"^local (\w[\w, ]*) = ", code_of(HELPERS[helper]), re.MULTILINE)
+    return [value for names in found for value in names.split(", ")]
+
+
+def helpers_used_in(source: str) -> set[str]:
+    """Those whose functions a text calls or whose values it reads."""
+    code = code_of(source)
     return {
         helper
-        for helper in HELPERS
-        if any(re.search(rf"(?<![\w.]){function}\(", code) for function in functions_of(helper))
+        for helper, text in HELPERS.items()
+        if text != source
+        and (
+            any(re.search(rf"(?<![\w.]){function}\(", code) for function in functions_of(helper))
+            or any(re.search(rf"(?<![\w.]){value}\b", code) for value in values_of(helper))
+        )
     }
 
 
 @for_every_script
-def test_uses_names_exactly_the_helpers_that_are_called(name: str) -> None:
-    """And each stands behind those that it calls itself, since Lua reads from top to bottom."""
-    needed = helpers_called_in(SOURCES[name])
-    while more := {inner for helper in needed for inner in helpers_called_in(HELPERS[helper])} - needed:
+def test_uses_names_exactly_the_helpers_that_are_used(name: str) -> None:
+    """And each stands behind those that it uses itself, since Lua reads from top to bottom."""
+    needed = helpers_used_in(SOURCES[name])
+    while more := {inner for helper in needed for inner in helpers_used_in(HELPERS[helper])} - needed:
         needed |= more
     uses = CONTRACTS[name].uses
     assert sorted(uses) == sorted(needed)
     for n, helper in enumerate(uses):
-        assert helpers_called_in(HELPERS[helper]) <= set(uses[:n])
+        assert helpers_used_in(HELPERS[helper]) <= set(uses[:n])
 
 
-def test_every_helper_is_used_and_every_function_has_one_home() -> None:
+def test_every_helper_is_used_and_every_name_in_one_has_one_home() -> None:
     assert {helper for contract in CONTRACTS.values() for helper in contract.uses} == set(HELPERS)
-    functions = [function for helper in HELPERS for function in functions_of(helper)]
-    assert len(functions) == len(set(functions)) >= len(HELPERS)
+    names = [name for helper in HELPERS for name in (*functions_of(helper), *values_of(helper))]
+    assert len(names) == len(set(names)) >= len(HELPERS)
+    everything = "\n".join(map(code_of, TEXTS.values()))
+    for name in names:
+        assert len(re.findall(rf"\b{name}\b", everything)) > 1, f"{name} is never used"
+
+
+# -- the limits and the lanes
+
+LIMITS = {
+    name: float(number)
+    for name, number in re.findall(r"^local (\w+) = (\S+)$", HELPERS["limits"], re.MULTILINE)
+}
+
+
+def test_the_scripts_have_the_limits_of_python() -> None:
+    assert LIMITS["most_messages"] == limits.BATCH
+    assert LIMITS["reply_bytes"] == limits.REPLY_BYTES
+    assert LIMITS["call_memory_ms"] == limits.CALL_MEMORY * 1000
+    assert sorted(LIMITS) == sorted(values_of("limits")), "a limit is a plain number"
+
+
+@for_every_text
+def test_a_limit_is_spelled_out_in_its_home_only(name: str) -> None:
+    """In comments too."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", TEXTS[name].replace("/ 1000", ""))  # from us to ms: no limit
+    numbers = {float(number) for number in re.findall(r"(?<![\w.])\d+(?:e\d+)?\b", text)}
+    spelled = numbers & set(LIMITS.values())
+    assert spelled == (set(LIMITS.values()) if name == "lib/limits" else set())
+
+
+def test_the_scripts_have_the_lanes_of_python() -> None:
+    code = code_of(HELPERS["lanes"])
+    (order,) = re.findall(r"^local lanes = \{ (.*) \}$", code, re.MULTILINE)
+    (suffixes,) = re.findall(r"^local suffixes = \{ (.*) \}$", code, re.MULTILINE)
+    (lists,) = re.findall(r"^  return \{ (.*) \}$", code, re.MULTILINE)
+    assert order == ", ".join(f"'{lane}'" for lane in LANES)
+    assert suffixes == ", ".join(f"{lane} = ':{PENDING[lane]}'" for lane in LANES)
+    places = ("first", "first + 1", "first + 2")
+    assert lists == ", ".join(f"{lane} = KEYS[{at}]" for lane, at in zip(LANES, places, strict=True))
+
+
+@for_every_text
+def test_the_lanes_are_spelled_out_in_their_home_only(name: str) -> None:
+    """But for "normal", the lane of a message of which nothing else is known."""
+    spelled = re.findall(r"\b(?:high|low)\b|:pending", code_of(TEXTS[name]))
+    assert bool(spelled) == (name == "lib/lanes")
 
 
 # -- the text and the oldest server
@@ -272,7 +332,7 @@ def version(text: bytes) -> tuple[int, ...]:
 
 async def test_every_command_is_known_to_the_oldest_server(redis: Redis) -> None:
     """The server at hand says since when it knows each command and each word of it."""
-    used = [command for source in [*SOURCES.values(), *HELPERS.values()] for command in commands_in(source)]
+    used = [command for source in TEXTS.values() for command in commands_in(source)]
     assert len(used) > 100
     docs = pairs(await redis.execute_command("COMMAND DOCS", *{command for command, _ in used}))
     known = {}
@@ -287,10 +347,10 @@ async def test_every_command_is_known_to_the_oldest_server(redis: Redis) -> None
             assert version(tokens[word]) <= OLDEST, f"{command} {word}"
 
 
-@pytest.mark.parametrize("name", sorted({**SOURCES, **HELPERS}))
+@for_every_text
 def test_the_text_is_plain_lua_of_the_oldest_server(name: str) -> None:
     """A shebang would make a server without memory refuse even removals; see the findings."""
-    source = {**SOURCES, **HELPERS}[name]
+    source = TEXTS[name]
     code = code_of(source)
     assert "#!" not in source
     assert not re.search(r"\bgoto\b|::|//|table\.(?:un)?pack\b|math\.type|utf8\.|bit32\.|<const>", code)
@@ -388,6 +448,12 @@ DRIVES = {
             cast("Recorder", store.commands), [("orders", [D1, D2])], lease=1.5
         ),
         {"lease_ms": 1500},
+        ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
+    ),
+    "end_leases": Drive(
+        "extend_lease",
+        lambda store: store.end_leases("orders", [D1, D2]),
+        {"lease_ms": 0},
         ({"id": "m1", "token": "1@5"}, {"id": "m2", "token": "2@6"}),
     ),
     "start": Drive(
@@ -491,8 +557,8 @@ def test_every_script_has_one_method_of_the_store_and_every_method_a_script() ->
         if inspect.iscoroutinefunction(member) and not name.startswith("_")
     }
     assert set(DRIVES) == methods
-    # Leases of one topic, or of many in one write.
-    assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, "extend_lease"])
+    # Leases of one topic, of many in one write, and of a worker that vanished.
+    assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, *["extend_lease"] * 2])
 
 
 @for_every_method
@@ -532,7 +598,7 @@ async def test_a_script_the_server_does_not_know_is_sent_once_in_full(method: st
 def status_of(method: str) -> type[IntEnum] | None:
     answer = inspect.signature(getattr(Store, method)).return_annotation
     found = re.fullmatch(r"list\[(\w+)\]", answer)
-    kind = getattr(records, found[1]) if found else None
+    kind = getattr(store, found[1], None) if found else None
     return kind if kind is not None and issubclass(kind, IntEnum) else None
 
 
@@ -549,7 +615,7 @@ def test_the_codes_a_script_returns_are_those_of_the_answer(method: str) -> None
 def test_every_kind_of_answer_belongs_to_a_script() -> None:
     kinds = {
         kind
-        for kind in vars(records).values()
+        for kind in vars(store).values()
         if isinstance(kind, type) and issubclass(kind, IntEnum) and kind is not IntEnum
     }
     assert {status_of(method) for method in DRIVES} - {None} == kinds

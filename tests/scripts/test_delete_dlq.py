@@ -11,7 +11,7 @@ from tests.scripts.states import NOW, counted, dead, delayed, everything, leased
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
 
 DLQ_PAYLOAD = "mx-rmq:{q}:dlq_payload"
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import Cancelled, Replay, Replayed, Settled
+from mx_rmq.storage.contract import Cancelled, Replay, Replayed, Settled
 from tests.harness import START_US
 from tests.scripts.helpers import PREFIX, TOPIC, claim, out_of_memory, produce, take_over, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 FENCE = PREFIX + "fence"

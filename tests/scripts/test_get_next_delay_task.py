@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import NextDelay
+from mx_rmq.storage.contract import NextDelay
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import NOW, dead, delayed, leased, pending, seed, together
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 NEIGHBOURS = together(pending("p", expires=NOW), leased("l", ends=NOW), dead("x"), {"delay_wake": ["1"]})

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import Delivery, Overdue, Replay, Replayed, Settled, Takeover
+from mx_rmq.storage.contract import Cause, Delivery, Overdue, Replay, Replayed, Settled, Takeover
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
@@ -27,8 +27,8 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Lane
-    from mx_rmq.store import Store
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 LEASE = 20.0
@@ -53,7 +53,7 @@ async def take_over(
     return await store.take_over(limit, lease=LEASE, holder=holder, before=before)
 
 
-def taken(id_: str, topic: str, token: str, cause: str, expires_ms: float, previous: str) -> Takeover:
+def taken(id_: str, topic: str, token: str, cause: Cause, expires_ms: float, previous: str) -> Takeover:
     body = body_of(id_).encode()
     return Takeover(Delivery(id_, topic, token, body, expires_ms / 1000), cause, previous)
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import Cancelled
+from mx_rmq.storage.contract import Cancelled
 from tests.scripts.helpers import PREFIX, TOPIC, claim, count_of, delay, names, out_of_memory, produce
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 PENDING = f"{PREFIX}{TOPIC}:pending"

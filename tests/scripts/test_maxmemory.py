@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import OutOfMemory
-from mx_rmq.records import Delivery, NewMessage, Settled, Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import Delivery, NewMessage, Settled
 from tests.scripts.every_script import CALLS, healthy, rich_state
 from tests.scripts.helpers import out_of_memory, unchanged
 from tests.scripts.states import NOW, delayed, everything, pending, seed
@@ -16,7 +17,7 @@ from tests.scripts.states import NOW, delayed, everything, pending, seed
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 REFUSED = {

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from mx_rmq.keys import Keys
-from mx_rmq.records import NewMessage, Settled, Stored
-from mx_rmq.store import Store
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage, Settled
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import Clock
 from tests.scripts.states import everything
 
 if TYPE_CHECKING:
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 LEASE = 15.0
 ROOT = Path(__file__).parents[2]

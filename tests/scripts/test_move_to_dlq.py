@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import StoreError
-from mx_rmq.records import Settled
+from mx_rmq.storage.contract import Settled
 from tests.scripts.states import (
     NOW,
     counted,
@@ -23,7 +23,7 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 NEIGHBOURS = together(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import InvalidName
-from mx_rmq.records import Claim, NewMessage, Replay, Replayed, Settled, Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import Claim, NewMessage, Replay, Replayed, Settled
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
@@ -26,7 +27,7 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
 
 MESSAGES = together(
     pending("p", expires=NOW + 9),

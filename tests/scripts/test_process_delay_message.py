@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import NewMessage, Promotion, Settled, Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage, Promotion, Settled
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
@@ -26,8 +27,8 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Lane
-    from mx_rmq.store import Store
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 PAYLOAD = "mx-rmq:{q}:payload"

@@ -7,8 +7,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import InvalidName, MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
-from mx_rmq.records import NewMessage, Stored
-from mx_rmq.store import Store
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import (
     PREFIX,
@@ -30,7 +31,7 @@ from tests.scripts.helpers import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Keys
+    from mx_rmq.storage.keys import Keys
     from tests.harness import Clock
 
 NAME = "produce_delay_message"

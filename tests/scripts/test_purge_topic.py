@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import Settled
+from mx_rmq.storage.contract import Settled
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     NOW,
@@ -24,7 +24,7 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
 
 NEIGHBOURS = together(
     leased("l"),

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
-from mx_rmq.records import Settled
+from mx_rmq.storage.contract import Settled
 from tests.harness import read_state
 from tests.scripts.helpers import (
     PREFIX,
@@ -29,7 +29,7 @@ from tests.scripts.helpers import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 NAME = "release_message"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import StoreError
-from mx_rmq.records import Replay, Replayed, Settled
+from mx_rmq.storage.contract import Replay, Replayed, Settled
 from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
@@ -24,8 +24,8 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.keys import Lane
-    from mx_rmq.store import Store
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 DLQ_PAYLOAD = "mx-rmq:{q}:dlq_payload"

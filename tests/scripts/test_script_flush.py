@@ -9,18 +9,18 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
-from mx_rmq.records import NewMessage, Replay, Suspect
-from mx_rmq.scripts import SCRIPTS
-from mx_rmq.store import Store
+from mx_rmq.storage.contract import NewMessage, Replay, Suspect
+from mx_rmq.storage.scripts import SCRIPTS
+from mx_rmq.storage.store import Store
 from tests.scripts.states import everything
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mx_rmq.embedded import EmbeddedServer
-    from mx_rmq.keys import Keys
-    from mx_rmq.records import Delivery
-    from mx_rmq.store import Commands
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.embedded import EmbeddedServer
+    from mx_rmq.storage.keys import Keys
+    from mx_rmq.storage.store import Commands
 
 RIGHTS = [
     *("eval", "evalsha", "type", "time"),

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.records import NewMessage, Stored
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 PREFIX = "mx-rmq:{q}:"

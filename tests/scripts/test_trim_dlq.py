@@ -10,7 +10,7 @@ from tests.scripts.states import NOW, counted, dead, delayed, everything, leased
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 LIVE = together(pending("p", expires=NOW - 9), leased("l"), delayed("d", due=NOW))

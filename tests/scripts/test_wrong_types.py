@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.errors import WrongKeyType
-from mx_rmq.keys import TOPIC_PARTS, Keys
-from mx_rmq.records import Cancelled, Overdue, Promotion, Replay, Replayed
-from mx_rmq.scripts import SCRIPTS
+from mx_rmq.storage.contract import Cancelled, Overdue, Promotion, Replay, Replayed
+from mx_rmq.storage.keys import TOPIC_PARTS, Keys
+from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import Clock
 from tests.scripts.every_script import CALLS, TOPIC_OF, healthy, rich_state
 from tests.scripts.helpers import unchanged
@@ -32,7 +32,7 @@ from tests.scripts.states import (
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
 
 WRONG = "something else wrote here"
 

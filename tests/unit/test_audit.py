@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.audit import audit
-from mx_rmq.ids import new_id
-from mx_rmq.message import Death, Message, encode_death, encode_message, encode_payload
-from mx_rmq.records import NewMessage, Stored
+from mx_rmq.message import Death, Message, encode_death, encode_message
+from mx_rmq.operating.audit import audit
+from mx_rmq.payloads import encode_payload
+from mx_rmq.producing.ids import new_id
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage
 from tests.harness import command as send
 from tests.harness import read_state
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.records import Delivery
-    from mx_rmq.store import Store
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
 PREFIX = "mx-rmq:{q}:"

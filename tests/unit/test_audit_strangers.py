@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.audit import audit
-from mx_rmq.message import Message, encode_message, encode_payload
-from mx_rmq.records import NewMessage
+from mx_rmq.message import Message, encode_message
+from mx_rmq.operating.audit import audit
+from mx_rmq.payloads import encode_payload
+from mx_rmq.storage.contract import NewMessage
 from tests.harness import command as send
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store import Store
+    from mx_rmq.storage.store import Store
 
 PREFIX = "mx-rmq:{q}:"
 BODY = encode_message(Message(v=1, id="m1", topic="orders", payload=encode_payload({}), created_at=0.0))

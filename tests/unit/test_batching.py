@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.batching import Batcher
+from mx_rmq.storage.batching import Batcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ from benchmarks.comparison import Compared, Figure, as_json, as_table, percentil
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,6 +184,8 @@ def start(home: Path, *args: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Where the tests run in the background of a script, SIGINT is ignored, and would be so here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

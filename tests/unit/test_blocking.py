@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq.blocking import run_blocking
-from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.errors import ConfigError, OutOfMemory, ServerUnavailable
-from mx_rmq.keys import Keys
-from mx_rmq.records import NewMessage, Stored
-from mx_rmq.shard import BlockingCommands
-from mx_rmq.store import Store
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.blocking import BlockingConnections, run_blocking
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import At, command
 from tests.proxy import Proxy
 from tests.scripts.helpers import out_of_memory
@@ -53,7 +53,7 @@ def test_a_coroutine_that_waits_is_an_error_and_is_ended() -> None:
 
 
 def test_a_store_works_over_a_blocking_connection(server: EmbeddedServer, redis: Redis) -> None:
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     store = Store(commands, Keys("q"))
     try:
         assert run_blocking(store.produce("t", [NewMessage("A1", b"1")])) == [Stored.STORED]
@@ -63,7 +63,7 @@ def test_a_store_works_over_a_blocking_connection(server: EmbeddedServer, redis:
 
 
 async def test_a_refusal_is_typed_as_over_the_link(server: EmbeddedServer, redis: Redis) -> None:
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     store = Store(commands, Keys("q"))
     try:
         async with out_of_memory(redis):
@@ -75,7 +75,7 @@ async def test_a_refusal_is_typed_as_over_the_link(server: EmbeddedServer, redis
 
 async def test_a_server_that_may_not_write_now_is_unavailable(server: EmbeddedServer, redis: Redis) -> None:
     """A replica that is about to be promoted: the call may be sent again."""
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     await command(redis, "REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(ServerUnavailable):
@@ -87,7 +87,7 @@ async def test_a_server_that_may_not_write_now_is_unavailable(server: EmbeddedSe
 
 def test_a_silent_server_is_unavailable_within_the_timeout(server: EmbeddedServer) -> None:
     with Proxy(server) as proxy:
-        commands = BlockingCommands(proxy.url, timeout=0.2)
+        commands = BlockingConnections(proxy.url, timeout=0.2)
         assert run_blocking(commands.execute_command("PING"))
         proxy.freeze()
         with pytest.raises(ServerUnavailable):
@@ -100,7 +100,7 @@ def test_a_silent_server_is_unavailable_within_the_timeout(server: EmbeddedServe
 def test_a_command_is_sent_once_however_it_ends(server: EmbeddedServer, redis: Redis) -> None:
     """Whether it may be sent again is decided by whoever knows what it does."""
     with Proxy(server) as proxy:
-        commands = BlockingCommands(proxy.url, timeout=5)
+        commands = BlockingConnections(proxy.url, timeout=5)
         run_blocking(commands.execute_command("PING"))
         proxy.lose_reply()
         with pytest.raises(ServerUnavailable):
@@ -110,7 +110,7 @@ def test_a_command_is_sent_once_however_it_ends(server: EmbeddedServer, redis: R
 
 
 def test_replies_are_bytes_whatever_the_url_asks_for(server: EmbeddedServer, redis: Redis) -> None:
-    commands = BlockingCommands(server.url + "?decode_responses=true&protocol=3", timeout=5)
+    commands = BlockingConnections(server.url + "?decode_responses=true&protocol=3", timeout=5)
     redis_call = "redis.call('HSET', 'h', 'f', 'v') return redis.call('HGETALL', 'h')"
     assert run_blocking(commands.execute_command("EVAL", redis_call, 0)) == [b"f", b"v"]
     commands.close()
@@ -118,13 +118,13 @@ def test_replies_are_bytes_whatever_the_url_asks_for(server: EmbeddedServer, red
 
 def test_a_url_with_an_unknown_option_is_a_config_error(server: EmbeddedServer) -> None:
     with pytest.raises(ConfigError, match="nonsense"):
-        BlockingCommands(server.url + "?nonsense=1", timeout=5)
+        BlockingConnections(server.url + "?nonsense=1", timeout=5)
 
 
 async def test_a_connection_that_the_server_closed_while_idle_is_not_used(
     server: EmbeddedServer, redis: Redis
 ) -> None:
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     first = run_blocking(commands.execute_command("CLIENT", "ID"))
     await command(redis, "CLIENT", "KILL", "ID", first)
     assert run_blocking(commands.execute_command("CLIENT", "ID")) > first
@@ -132,7 +132,7 @@ async def test_a_connection_that_the_server_closed_while_idle_is_not_used(
 
 
 def test_a_connection_is_used_again(server: EmbeddedServer) -> None:
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     ids = set()
     for _ in range(5):
         ids.add(run_blocking(commands.execute_command("CLIENT", "ID")))
@@ -143,13 +143,13 @@ def test_a_connection_is_used_again(server: EmbeddedServer) -> None:
 
 
 def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedServer) -> None:
-    commands = BlockingCommands(server.url + "?db=99999", timeout=5)
+    commands = BlockingConnections(server.url + "?db=99999", timeout=5)
     with pytest.raises(ConfigError, match="DB index is out of range"):
         run_blocking(commands.execute_command("PING"))
 
 
 def test_many_threads_share_it(server: EmbeddedServer, redis: Redis) -> None:
-    commands = BlockingCommands(server.url, timeout=5)
+    commands = BlockingConnections(server.url, timeout=5)
     wrong: list[object] = []
 
     def work(name: str) -> None:
@@ -171,7 +171,7 @@ def test_many_threads_share_it(server: EmbeddedServer, redis: Redis) -> None:
 # -- neither dead nor healthy
 
 
-def idle_connections(commands: BlockingCommands, count: int) -> None:
+def idle_connections(commands: BlockingConnections, count: int) -> None:
     """Leave so many connections behind."""
     start = threading.Barrier(count)
 
@@ -189,7 +189,7 @@ def idle_connections(commands: BlockingCommands, count: int) -> None:
 def test_idle_connections_are_given_up_with_one_that_is_dead(server: EmbeddedServer, redis: Redis) -> None:
     """A router forgets them together; else each attempt would take the next dead one."""
     with Proxy(server) as proxy:
-        commands = BlockingCommands(proxy.url, timeout=0.5)
+        commands = BlockingConnections(proxy.url, timeout=0.5)
         idle_connections(commands, 5)
         assert proxy.connections == 5
         proxy.half_open()
@@ -202,7 +202,7 @@ def test_idle_connections_are_given_up_with_one_that_is_dead(server: EmbeddedSer
 
 async def test_a_demoted_server_is_left_by_all_connections(server: EmbeddedServer, redis: Redis) -> None:
     with Proxy(server) as proxy, EmbeddedServer.open() as successor:
-        commands = BlockingCommands(proxy.url, timeout=5)
+        commands = BlockingConnections(proxy.url, timeout=5)
         idle_connections(commands, 3)
         await command(redis, "REPLICAOF", "127.0.0.1", "1")
         try:
@@ -220,7 +220,7 @@ def test_a_connection_in_use_when_the_others_are_given_up_is_closed_after_it(
     server: EmbeddedServer, redis: Redis
 ) -> None:
     with Proxy(server) as proxy:
-        commands = BlockingCommands(proxy.url, timeout=5)
+        commands = BlockingConnections(proxy.url, timeout=5)
         popping = threading.Thread(
             target=run_blocking, args=[commands.execute_command("BLPOP", "nothing", 0.5)]
         )
@@ -237,7 +237,7 @@ def test_a_connection_in_use_when_the_others_are_given_up_is_closed_after_it(
 async def test_a_command_that_is_still_leaving_is_not_given_up(tcp: str) -> None:
     with Proxy(At(tcp)) as proxy:
         proxy.throttle(400_000)
-        commands = BlockingCommands(proxy.url, timeout=0.5)
+        commands = BlockingConnections(proxy.url, timeout=0.5)
         big = b"x" * 800_000
         reply = await asyncio.to_thread(run_blocking, commands.execute_command("SET", "big", big))
         assert reply in (b"OK", True)
@@ -249,7 +249,7 @@ async def test_a_command_that_is_still_leaving_is_not_given_up(tcp: str) -> None
 async def test_a_line_that_stands_still_is_given_up_although_bytes_are_waiting(tcp: str) -> None:
     with Proxy(At(tcp)) as proxy:
         proxy.throttle(400_000)
-        commands = BlockingCommands(proxy.url, timeout=0.5)
+        commands = BlockingConnections(proxy.url, timeout=0.5)
         await asyncio.to_thread(run_blocking, commands.execute_command("PING"))
         proxy.freeze()
         async with asyncio.timeout(5):

@@ -19,9 +19,9 @@ from mx_rmq.errors import (
     ServerUnavailable,
     UnsafeServer,
 )
-from mx_rmq.keys import Keys
 from mx_rmq.message import Death, encode_death
-from mx_rmq.store import Store
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import all_keys
 from tests.scripts.helpers import new
 from tests.worker.helpers import eventually
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.proxy import Proxy
 
 FIELDS = [field.name for field in fields(Config)]
@@ -63,12 +63,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     config = Config()
     assert config.ttl == 7 * 24 * 3600
     assert config.lease == 15
-    assert config.grace == 25
+    assert config.stop_grace == 25
     assert config.recovery_grace == 1
     assert config.crash_limit == 3
     assert config.dlq_max_age is None
     assert config.dlq_max_count is None
-    assert config.check == "warn"
+    assert config.server_check == "warn"
 
 
 def test_a_config_does_not_change() -> None:
@@ -81,7 +81,7 @@ async def test_every_worker_has_its_own_name(server: EmbeddedServer, redis: Redi
     """Two in one process, or in forked ones that share a configuration, are told apart by their leases."""
     names = set()
     for _ in range(2):
-        async with Bench(server, redis, proxy).queue(worker="ada") as queue:
+        async with Bench(server, redis, proxy).queue(worker_name="ada") as queue:
 
             @queue.handler("t")
             async def handle(payload: int) -> None: ...
@@ -117,7 +117,7 @@ def test_an_option_like_no_other_is_answered_with_all_of_them() -> None:
 WRONG: dict[str, list[Any]] = {
     "url": ["", "localhost:6379", "http://localhost", "redis:localhost", "REDIS://x", None, 5, b"redis://x"],
     "name": ["", "a:b", "{q}", "ä", "x" * 129, None, 5],
-    "worker": ["", "a:b", "w 1", None],
+    "worker_name": ["", "a:b", "w 1", None],
     "concurrency": [0, -1, 1.5, "8", None, True],
     "prefetch": [-1, 0.5, None, False],
     "lease": [0, -1, "15", None, math.inf, math.nan, True, 1e300],
@@ -127,7 +127,7 @@ WRONG: dict[str, list[Any]] = {
     "crash_limit": [0, -1, 1.5, None],
     "ttl": [0, -1, "1h", math.inf, math.nan, 1e12],
     "max_bytes": [0, 255, 1e6, None],
-    "grace": [-1, None, math.inf, "25"],
+    "stop_grace": [-1, None, math.inf, "25"],
     "socket_timeout": [0, -1, None, math.nan, 60],
     "patience": [-1, None, math.inf, "30", 56, 3600],
     "durability_timeout": [0, -1, None, math.inf, "5", True, 26],
@@ -136,7 +136,7 @@ WRONG: dict[str, list[Any]] = {
     "poll": [0, -1, None, math.inf],
     "dlq_max_age": [0, -1, "7d", math.inf],
     "dlq_max_count": [-1, 1.5, "10"],
-    "check": ["", "yes", None, True, ["warn"]],
+    "server_check": ["", "yes", None, True, ["warn"]],
 }
 
 
@@ -157,7 +157,7 @@ def test_the_error_of_a_wrong_option_is_a_value_error_too() -> None:
 
 
 def test_edges_that_make_sense_are_taken() -> None:
-    Config(concurrency=1, prefetch=0, crash_limit=1, max_bytes=256, grace=0, patience=0, dlq_max_count=0)
+    Config(concurrency=1, prefetch=0, crash_limit=1, max_bytes=256, stop_grace=0, patience=0, dlq_max_count=0)
     Config(timeout=None, ttl=None, dlq_max_age=None, recovery_grace=None)
     Config(lease=1, patience=50, socket_timeout=5, durability_timeout=5)
     Config(patience=54.9, socket_timeout=5, durability_timeout=0.1)
@@ -232,7 +232,7 @@ class Bench:
         self.store = Store(redis, Keys("q"))
 
     def queue(self, **options: Any) -> RedisMessageQueue:
-        return RedisMessageQueue(**{"url": self.server.url, "name": "q", "check": "off"} | options)
+        return RedisMessageQueue(**{"url": self.server.url, "name": "q", "server_check": "off"} | options)
 
     async def running(self) -> int:
         return int(await self.redis.hlen("mx-rmq:{q}:t:processing"))
@@ -281,9 +281,9 @@ async def _(bench: Bench) -> None:
     assert "mx-rmq:{shop}:payload" in await all_keys(bench.redis)
 
 
-@proves("worker")
+@proves("worker_name")
 async def _(bench: Bench) -> None:
-    async with bench.queue(worker="ada") as queue:
+    async with bench.queue(worker_name="ada") as queue:
         started, done = asyncio.Event(), asyncio.Event()
 
         @queue.handler("t")
@@ -294,7 +294,7 @@ async def _(bench: Bench) -> None:
         id_ = await queue.produce("t", 1)
         await queue.start()
         await started.wait()
-        holder = (await queue.get(id_)).holder
+        holder = (await queue.find(id_)).holder
         assert holder is not None
         assert holder.startswith(f"ada.{os.getpid()}.")
         assert [worker.name for worker in await queue.workers()] == [holder]
@@ -363,7 +363,7 @@ async def _(bench: Bench) -> None:
         id_ = await queue.produce("t", 1)
         await queue.start()
         await started.wait()
-        facts = await queue.get(id_)
+        facts = await queue.find(id_)
         assert facts.lease_until is not None
         assert facts.claimed_at is not None
         assert 6.9 < facts.lease_until - facts.claimed_at < 7.1
@@ -418,7 +418,7 @@ async def _(bench: Bench) -> None:
 @proves("recovery_grace")
 async def _(bench: Bench) -> None:
     """A worker claims for long, and then its network is gone."""
-    gone = bench.queue(url=bench.proxy.url, lease=600, grace=0)
+    gone = bench.queue(url=bench.proxy.url, lease=600, stop_grace=0)
     handled = asyncio.Event()
 
     @gone.handler("t")
@@ -445,7 +445,7 @@ async def _(bench: Bench) -> None:
 @proves("ttl")
 async def _(bench: Bench) -> None:
     async with bench.queue(ttl=100.0) as queue:
-        facts = await queue.get(await queue.produce("t", 1))
+        facts = await queue.find(await queue.produce("t", 1))
         assert facts.message is not None
         assert facts.message.ttl == 100.0
 
@@ -458,9 +458,9 @@ async def _(bench: Bench) -> None:
             await queue.produce("t", "x" * 300)
 
 
-@proves("grace")
+@proves("stop_grace")
 async def _(bench: Bench) -> None:
-    queue = bench.queue(grace=0.05)
+    queue = bench.queue(stop_grace=0.05)
     started = asyncio.Event()
 
     @queue.handler("t")
@@ -549,11 +549,11 @@ async def _(bench: Bench) -> None:
         await _trimmed(queue, 1)
 
 
-@proves("check")
+@proves("server_check")
 async def _(bench: Bench) -> None:
     """The servers of the tests keep nothing on disk."""
     with pytest.raises(UnsafeServer, match="appendonly is off"):
-        await bench.queue(check="refuse").open()
+        await bench.queue(server_check="refuse").open()
 
 
 async def _trimmed(queue: RedisMessageQueue, count: int) -> None:
@@ -568,7 +568,7 @@ async def _trimmed(queue: RedisMessageQueue, count: int) -> None:
 
 
 async def _is_dead(queue: RedisMessageQueue, id_: str) -> bool:
-    return (await queue.get(id_)).state == "dead"
+    return (await queue.find(id_)).state == "dead"
 
 
 async def _registered(queue: RedisMessageQueue) -> bool:

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mx_rmq.keys import Keys
-from mx_rmq.message import Attempt, Death, Message, encode_death, encode_message, encode_payload
-from mx_rmq.records import NewMessage
-from mx_rmq.store import Store
+from mx_rmq.message import Death, Message, PastAttempt, encode_death, encode_message
+from mx_rmq.payloads import encode_payload
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import all_keys, command
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def life(redis: Redis, clock: Clock) -> dict[str, str]:
     clock.advance(2)
     message.attempts = 1
     error = "TimeoutError: bank did not answer"
-    message.remember(Attempt(at=clock.us / 1e6, worker="web1.4711", took=2.0, error=error))
+    message.remember(PastAttempt(at=clock.us / 1e6, worker="web1.4711", took=2.0, error=error))
     await store.retry("orders", [(delivery, 5, encode_message(message))])
     seen["retry"] = await reading(redis)
 

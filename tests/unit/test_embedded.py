@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 import redis
 
-from mx_rmq import embedded
-from mx_rmq.embedded import EmbeddedServer, find_binary, open_url
 from mx_rmq.errors import EmbeddedServerError
+from mx_rmq.storage import embedded
+from mx_rmq.storage.embedded import EmbeddedServer, find_binary, open_url
 
 OPEN = """
 import os, signal, sys
 from pathlib import Path
-from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.storage.embedded import EmbeddedServer
 
 def open_server():
     sys.stdin.readline()

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from mx_rmq import ids
-from mx_rmq.ids import IdMaker, new_id
-from mx_rmq.keys import check_name
+from mx_rmq.checks import check_name
+from mx_rmq.producing import ids
+from mx_rmq.producing.ids import IdMaker, new_id
 
 START = 1_763_230_000_000_000_000
 
@@ -95,7 +95,7 @@ def test_makers_in_the_same_millisecond_do_not_meet(time: Time) -> None:
 FORKS = """
 import os
 import sys
-from mx_rmq import ids
+from mx_rmq.producing import ids
 
 class Stopped:
     time_ns = staticmethod(lambda: 1_763_230_000_000_000_000)

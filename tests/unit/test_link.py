@@ -13,12 +13,12 @@ from redis import ConnectionPool as BlockingPool
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoScriptError, ResponseError
 
-from mx_rmq.blocking import run_blocking
-from mx_rmq.connect import connections
-from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.errors import ConfigError, ServerUnavailable
-from mx_rmq.link import CutShort, Link, Links
-from mx_rmq.shard import BlockingCommands
+from mx_rmq.storage.blocking import BlockingConnections, run_blocking
+from mx_rmq.storage.connection import Connection, ConnectionPerCall
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.locate import connections
+from mx_rmq.storage.wire import CutShort
 from tests.harness import At, command
 from tests.proxy import Proxy
 from tests.tls import Tls
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def link(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Link]:
-    link = Link(server.url, timeout=5)
+async def link(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Connection]:
+    link = Connection(server.url, timeout=5)
     yield link
     await link.close()
 
 
 @asynccontextmanager
-async def through(proxy: Proxy, *, seconds: float = 5) -> AsyncIterator[Link]:
-    link = Link(proxy.url, timeout=seconds)
+async def through(proxy: Proxy, *, seconds: float = 5) -> AsyncIterator[Connection]:
+    link = Connection(proxy.url, timeout=seconds)
     yield link
     await link.close()
 
@@ -81,17 +81,17 @@ def pings(*says: bytes) -> Callable[[bytes], bytes]:
 # -- replies
 
 
-async def test_replies_come_in_the_order_of_a_thousand_concurrent_commands(link: Link) -> None:
+async def test_replies_come_in_the_order_of_a_thousand_concurrent_commands(link: Connection) -> None:
     replies = await asyncio.gather(*(link.execute_command("ECHO", f"{n}") for n in range(1000)))
     assert replies == [str(n).encode() for n in range(1000)]
 
 
-async def test_all_callers_share_one_connection(link: Link, redis: Redis) -> None:
+async def test_all_callers_share_one_connection(link: Connection, redis: Redis) -> None:
     ids = await asyncio.gather(*(link.execute_command("CLIENT", "ID") for _ in range(50)))
     assert len(set(ids)) == 1
 
 
-async def test_an_error_is_its_own_commands_only(link: Link) -> None:
+async def test_an_error_is_its_own_commands_only(link: Connection) -> None:
     calls = []
     for n in range(300):
         calls.append(link.execute_command("ECHO", f"{n}"))
@@ -101,33 +101,33 @@ async def test_an_error_is_its_own_commands_only(link: Link) -> None:
     assert all(isinstance(error, ResponseError) and "NONSENSE" in str(error) for error in results[1::2])
 
 
-async def test_an_unknown_script_has_its_own_error(link: Link) -> None:
+async def test_an_unknown_script_has_its_own_error(link: Connection) -> None:
     with pytest.raises(NoScriptError):
         await link.execute_command("EVALSHA", "0" * 40, 0)
     assert await link.execute_command("PING") == b"PONG"
 
 
-async def test_replies_are_plain_bytes(link: Link) -> None:
+async def test_replies_are_plain_bytes(link: Connection) -> None:
     await link.execute_command("HSET", "h", "f", b"\xff\x00")
     assert await link.execute_command("HGETALL", "h") == [b"f", b"\xff\x00"]
     assert await link.execute_command("GET", "nothing") is None
 
 
 async def test_the_url_cannot_ask_for_other_replies(server: EmbeddedServer, redis: Redis) -> None:
-    link = Link(server.url + "?protocol=3&decode_responses=true", timeout=5)
+    link = Connection(server.url + "?protocol=3&decode_responses=true", timeout=5)
     await link.execute_command("HSET", "h", "f", "v")
     assert await link.execute_command("HGETALL", "h") == [b"f", b"v"]
     await link.close()
 
 
 async def test_the_url_chooses_the_database(server: EmbeddedServer, redis: Redis) -> None:
-    link = Link(server.url + "?db=3", timeout=5)
+    link = Connection(server.url + "?db=3", timeout=5)
     await link.execute_command("SET", "k", "v")
     assert await redis.get("k") is None
     await link.close()
 
 
-async def test_ten_megabytes_come_whole_among_small_replies(link: Link) -> None:
+async def test_ten_megabytes_come_whole_among_small_replies(link: Connection) -> None:
     big = b"x" * 10_000_000
     small = link.execute_command("ECHO", "before")
     await link.execute_command("SET", "big", big)
@@ -154,7 +154,7 @@ async def test_a_caller_that_gives_up_does_not_shift_the_replies_of_the_others(
                 assert result == str(n).encode()
 
 
-async def test_a_command_that_cannot_be_written_disturbs_nobody(link: Link) -> None:
+async def test_a_command_that_cannot_be_written_disturbs_nobody(link: Connection) -> None:
     await link.execute_command("PING")
     before = link.execute_command("ECHO", "before")
     with pytest.raises(TypeError):
@@ -166,7 +166,7 @@ async def test_a_command_that_cannot_be_written_disturbs_nobody(link: Link) -> N
 # -- a server that cannot serve now
 
 
-async def test_a_replica_is_unavailable(link: Link, redis: Redis) -> None:
+async def test_a_replica_is_unavailable(link: Connection, redis: Redis) -> None:
     await command(redis, "REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(ServerUnavailable, match="READONLY"):
@@ -175,7 +175,7 @@ async def test_a_replica_is_unavailable(link: Link, redis: Redis) -> None:
         await command(redis, "REPLICAOF", "NO", "ONE")
 
 
-async def test_a_server_without_its_replicas_is_unavailable(link: Link, redis: Redis) -> None:
+async def test_a_server_without_its_replicas_is_unavailable(link: Connection, redis: Redis) -> None:
     await redis.config_set("min-replicas-to-write", 1)
     try:
         with pytest.raises(ServerUnavailable, match="NOREPLICAS"):
@@ -185,11 +185,11 @@ async def test_a_server_without_its_replicas_is_unavailable(link: Link, redis: R
 
 
 async def test_a_server_in_somebody_elses_endless_script_is_unavailable(
-    server: EmbeddedServer, link: Link, redis: Redis
+    server: EmbeddedServer, link: Connection, redis: Redis
 ) -> None:
     await link.execute_command("PING")
     await redis.config_set("lua-time-limit", 10)
-    other = Link(server.url, timeout=30)
+    other = Connection(server.url, timeout=30)
     endless = asyncio.ensure_future(other.execute_command("EVAL", "while true do end", 0))
 
     async def busy() -> bool:
@@ -213,7 +213,7 @@ async def test_a_server_in_somebody_elses_endless_script_is_unavailable(
     "reply",
     [
         "LOADING Redis is loading the dataset in memory",
-        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "MASTERDOWN Connection with MASTER is down and replica-serve-stale-data is set to 'no'.",
         "CLUSTERDOWN The cluster is down",
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "UNBLOCKED force unblock from blocking operation",
@@ -223,7 +223,7 @@ async def test_a_server_in_somebody_elses_endless_script_is_unavailable(
 async def test_other_ways_to_say_not_now(reply: str) -> None:
     """Those of servers that are not at hand, or not in that state."""
     async with something_else(pings(f"-{reply}\r\n".encode())) as url:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         with pytest.raises(ServerUnavailable, match="cannot serve now"):
             await link.execute_command("PING")
         await link.close()
@@ -232,7 +232,7 @@ async def test_other_ways_to_say_not_now(reply: str) -> None:
 @pytest.mark.parametrize("reply", ["BUSYKEY Target key name already exists.", "ERR READONLY is no command"])
 async def test_what_only_looks_like_it_is_a_refusal(reply: str) -> None:
     async with something_else(pings(f"-{reply}\r\n".encode())) as url:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         with pytest.raises(ResponseError):
             await link.execute_command("PING")
         await link.close()
@@ -241,7 +241,7 @@ async def test_what_only_looks_like_it_is_a_refusal(reply: str) -> None:
 # -- losing the connection
 
 
-async def test_it_opens_again_after_the_server_hung_up(link: Link, redis: Redis) -> None:
+async def test_it_opens_again_after_the_server_hung_up(link: Connection, redis: Redis) -> None:
     first = await link.execute_command("CLIENT", "ID")
     await command(redis, "CLIENT", "KILL", "ID", first)
 
@@ -254,16 +254,16 @@ async def test_it_opens_again_after_the_server_hung_up(link: Link, redis: Redis)
     await eventually(answers)
 
 
-async def test_it_says_which_connection_is_in_use(link: Link, redis: Redis) -> None:
-    assert link.connection == 0
+async def test_it_says_which_connection_is_in_use(link: Connection, redis: Redis) -> None:
+    assert link.number == 0
     first = await link.execute_command("CLIENT", "ID")
-    assert link.connection == 1
+    assert link.number == 1
     await link.execute_command("PING")
-    assert link.connection == 1
+    assert link.number == 1
     await command(redis, "CLIENT", "KILL", "ID", first)
-    await eventually(lambda: link.connection == 0)
+    await eventually(lambda: link.number == 0)
     await link.execute_command("PING")
-    assert link.connection == 2
+    assert link.number == 2
 
 
 async def test_everyone_who_waits_is_told_when_the_connection_is_cut(proxy: Proxy) -> None:
@@ -324,7 +324,7 @@ async def test_a_server_that_does_not_answer_the_first_word_is_given_up_after_th
 
 
 async def test_nobody_there_is_unavailable_at_once(tmp_path: Path) -> None:
-    link = Link(f"unix://{tmp_path}/nothing", timeout=5)
+    link = Connection(f"unix://{tmp_path}/nothing", timeout=5)
     with pytest.raises(ServerUnavailable, match="no connection to the server"):
         await link.execute_command("PING")
 
@@ -362,7 +362,7 @@ async def test_callers_that_all_give_up_while_connecting_leave_no_connection_beh
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         proxy.thaw()
-        assert link.connection == 0
+        assert link.number == 0
         assert await link.execute_command("PING") == b"PONG"
         assert proxy.connections == 2
     gc.collect()
@@ -393,7 +393,7 @@ async def test_connecting_and_the_first_reply_have_one_timeout(proxy: Proxy, red
         with pytest.raises(ServerUnavailable, match="no answer within 2 s"):
             await call
         assert asyncio.get_running_loop().time() - began < 3
-        assert link.connection == 1
+        assert link.number == 1
 
 
 # -- a server that is not the primary any more
@@ -440,7 +440,7 @@ async def test_a_server_that_stays_a_replica_is_not_asked_in_a_hot_loop(proxy: P
 
 
 async def test_connections_for_each_call_are_given_up_with_one_that_is_dead(proxy: Proxy) -> None:
-    links = Links(proxy.url, timeout=0.5)
+    links = ConnectionPerCall(proxy.url, timeout=0.5)
     both = [links.execute_together(("BLPOP", "nothing", 0.1)) for _ in range(3)]
     await asyncio.gather(*both)
     assert proxy.connections == 3
@@ -507,7 +507,7 @@ async def test_close_fails_those_who_are_still_connecting(proxy: Proxy) -> None:
     gc.collect()
 
 
-async def test_it_can_be_closed_twice_and_used_again(link: Link) -> None:
+async def test_it_can_be_closed_twice_and_used_again(link: Connection) -> None:
     await link.close()
     await link.execute_command("PING")
     await link.close()
@@ -520,7 +520,7 @@ async def test_it_can_be_closed_twice_and_used_again(link: Link) -> None:
 
 async def test_a_server_that_is_no_redis_is_refused_cleanly() -> None:
     async with something_else(lambda _: b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n") as url:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         with pytest.raises(ServerUnavailable):
             await link.execute_command("PING")
 
@@ -528,7 +528,7 @@ async def test_a_server_that_is_no_redis_is_refused_cleanly() -> None:
 @pytest.mark.parametrize("garbage", [b"garbage\r\n", b"$-5\r\n", b"$99999999999999999999999\r\n"])
 async def test_garbage_costs_the_connection_and_nothing_else(garbage: bytes) -> None:
     async with something_else(pings(b"+PONG\r\n", garbage, b"+PONG\r\n")) as url:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         await link.execute_command("PING")
         with pytest.raises(ServerUnavailable, match="something that is no reply"):
             await link.execute_command("PING")
@@ -538,7 +538,7 @@ async def test_garbage_costs_the_connection_and_nothing_else(garbage: bytes) -> 
 
 async def test_a_reply_that_nobody_asked_for_is_given_to_nobody() -> None:
     async with something_else(pings(b"+PONG\r\n+unasked\r\n", b"+second\r\n")) as url:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         assert await link.execute_command("PING") == b"PONG"
         assert await link.execute_command("PING") == b"second"
         await link.close()
@@ -550,7 +550,7 @@ async def test_a_wrong_password_is_refused_at_once_and_not_shown(
 ) -> None:
     """Waiting would not help."""
     url = tcp if door == "tcp" else server.url
-    link = Link(url.replace("://", "://default:wrong-secret@"), timeout=5)
+    link = Connection(url.replace("://", "://default:wrong-secret@"), timeout=5)
     await redis.config_set("requirepass", "right-secret")
     try:
         with pytest.raises(ConfigError) as refused:
@@ -561,7 +561,7 @@ async def test_a_wrong_password_is_refused_at_once_and_not_shown(
 
 
 async def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedServer) -> None:
-    link = Link(server.url + "?db=99999", timeout=5)
+    link = Connection(server.url + "?db=99999", timeout=5)
     with pytest.raises(ConfigError, match="DB index is out of range"):
         await link.execute_command("PING")
 
@@ -587,7 +587,7 @@ async def test_a_database_that_is_not_there_is_refused_at_once(server: EmbeddedS
 )
 def test_a_wrong_url_is_a_config_error_that_does_not_show_it(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Link(url, timeout=5)
+        Connection(url, timeout=5)
     assert "hid" not in str(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
@@ -610,7 +610,7 @@ def ping(request: pytest.FixtureRequest) -> Callable[[str], Awaitable[bytes]]:
     """Asks a server over each kind of connection."""
 
     async def over_link(url: str) -> bytes:
-        link = Link(url, timeout=5)
+        link = Connection(url, timeout=5)
         try:
             pong: bytes = await link.execute_command("PING")
         finally:
@@ -618,7 +618,7 @@ def ping(request: pytest.FixtureRequest) -> Callable[[str], Awaitable[bytes]]:
         return pong
 
     async def over_blocking(url: str) -> bytes:
-        commands = BlockingCommands(url, timeout=5)
+        commands = BlockingConnections(url, timeout=5)
         try:
             pong: bytes = await asyncio.to_thread(run_blocking, commands.execute_command("PING"))
         finally:
@@ -629,7 +629,7 @@ def ping(request: pytest.FixtureRequest) -> Callable[[str], Awaitable[bytes]]:
 
 
 async def test_it_speaks_tls(tls: Tls) -> None:
-    link = Link(f"{tls.url}?ssl_ca_certs={tls.certificate}", timeout=5)
+    link = Connection(f"{tls.url}?ssl_ca_certs={tls.certificate}", timeout=5)
     big = b"x" * 3_000_000
     await link.execute_command("SET", "big", big)
     replies = await asyncio.gather(
@@ -677,14 +677,14 @@ def test_host_names_are_checked_by_every_version_of_redis_py(kind: type[Any]) ->
 
 
 async def test_tls_to_a_plain_server_is_refused_cleanly(tcp: str) -> None:
-    link = Link(tcp.replace("redis://", "rediss://"), timeout=0.5)
+    link = Connection(tcp.replace("redis://", "rediss://"), timeout=0.5)
     with pytest.raises(ServerUnavailable):
         await link.execute_command("PING")
     gc.collect()
 
 
 async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: Tls) -> None:
-    link = Link(tls.url.replace("rediss://", "redis://"), timeout=0.5)
+    link = Connection(tls.url.replace("rediss://", "redis://"), timeout=0.5)
     with pytest.raises(ServerUnavailable):
         await link.execute_command("PING")
     gc.collect()
@@ -692,7 +692,7 @@ async def test_a_plain_connection_to_a_tls_server_is_refused_cleanly(tls: Tls) -
 
 async def test_a_link_closed_for_good_stays_closed(server: EmbeddedServer) -> None:
     """Whoever still holds it gets an error, not a connection that nobody closes."""
-    link = Link(server.url, timeout=5)
+    link = Connection(server.url, timeout=5)
     assert await link.execute_command("PING") == b"PONG"
     await link.close()
     assert await link.execute_command("PING") == b"PONG"

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from mx_rmq.errors import InvalidPayload, UnreadableMessage
 from mx_rmq.message import (
     FORMAT,
-    Attempt,
     Death,
     Message,
+    PastAttempt,
     decode_death,
     decode_message,
     describe,
     encode_death,
     encode_message,
-    encode_payload,
 )
+from mx_rmq.payloads import encode_payload
 
 patient = settings(deadline=None)
 
@@ -336,7 +336,7 @@ def test_every_field_of_a_message_comes_back() -> None:
         crashes=1,
         unbegun=2,
         replays=3,
-        history=[Attempt(at=1.5, worker="w1", took=0.25, error="ValueError: no")],
+        history=[PastAttempt(at=1.5, worker="w1", took=0.25, error="ValueError: no")],
     )
     stored = encode_message(full)
     assert decode_message(stored) == full
@@ -408,18 +408,18 @@ def test_the_history_keeps_the_latest_attempts_only() -> None:
     """A message that fails for a year must not grow for a year."""
     it = message()
     for n in range(100):
-        it.remember(Attempt(at=float(n), worker="w1", error=f"error {n}"))
+        it.remember(PastAttempt(at=float(n), worker="w1", error=f"error {n}"))
     assert [attempt.at for attempt in it.history] == [float(n) for n in range(80, 100)]
     sizes = set()
     for n in range(100, 200):
-        it.remember(Attempt(at=float(n), worker="w1", error="x" * 10_000))
+        it.remember(PastAttempt(at=float(n), worker="w1", error="x" * 10_000))
         sizes.add(len(encode_message(it)))
     assert max(sizes) < 20 * 600 + 200
 
 
 def test_messages_do_not_share_a_history() -> None:
     first, second = message(), message()
-    first.remember(Attempt(at=1.0, worker="w1", error="x"))
+    first.remember(PastAttempt(at=1.0, worker="w1", error="x"))
     first.headers["a"] = "b"
     assert (second.history, second.headers, message().history) == ([], {}, [])
 
@@ -428,7 +428,7 @@ def test_messages_do_not_share_a_history() -> None:
 def test_an_error_is_cut_at_500_characters(length: int, kept: int) -> None:
     it = message()
     text = ("é" * length)[:length]
-    it.remember(Attempt(at=1.0, worker="w1", error=text))
+    it.remember(PastAttempt(at=1.0, worker="w1", error=text))
     (attempt,) = it.history
     assert len(attempt.error) == kept
     assert attempt.error == (text if length <= 500 else text[:499] + "…")

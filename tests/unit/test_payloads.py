@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mx_rmq import ConfigError, InvalidPayload
-from mx_rmq.payloads import PayloadType, payload_type_of
+from mx_rmq.worker.payload_types import PayloadType, payload_type_of
 
 if TYPE_CHECKING:
     from mx_rmq import Context as Unseen  # a name that exists for the type checker only

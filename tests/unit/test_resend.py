@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mx_rmq.errors import OutOfMemory, ServerUnavailable
-from mx_rmq.resend import Backoff, resend, resend_blocking, too_late
+from mx_rmq.storage.resend import GrowingWait, resend, resend_blocking, too_late
 from tests.worker.helpers import eventually
 
 
@@ -146,18 +146,18 @@ async def test_a_cancelled_call_ends_at_once() -> None:
 
 
 def test_waits_grow_to_a_limit_and_are_never_equal_for_all() -> None:
-    firsts = [Backoff(0.1, 1.0).wait() for _ in range(50)]
+    firsts = [GrowingWait(0.1, 1.0).next() for _ in range(50)]
     assert all(0.05 <= wait <= 0.1 for wait in firsts)
     assert len(set(firsts)) > 1
-    backoff = Backoff(0.1, 1.0)
-    waits = [backoff.wait() for _ in range(20)]
+    backoff = GrowingWait(0.1, 1.0)
+    waits = [backoff.next() for _ in range(20)]
     for wait, most in zip(waits, [0.1, 0.2, 0.4, 0.8] + [1.0] * 16, strict=True):
         assert most / 2 <= wait <= most
 
 
 def test_after_a_reset_waits_are_short_again() -> None:
-    backoff = Backoff(0.1, 1.0)
+    backoff = GrowingWait(0.1, 1.0)
     for _ in range(10):
-        backoff.wait()
+        backoff.next()
     backoff.reset()
-    assert backoff.wait() <= 0.1
+    assert backoff.next() <= 0.1

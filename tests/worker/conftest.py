@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 
@@ -21,7 +21,7 @@ async def make_queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Make
     made: list[RedisMessageQueue] = []
 
     def make(url: str = "", **options: Any) -> RedisMessageQueue:
-        defaults: dict[str, Any] = {"name": "q", "check": "off", "grace": 0.0, "concurrency": 8}
+        defaults: dict[str, Any] = {"name": "q", "server_check": "off", "stop_grace": 0.0, "concurrency": 8}
         queue = RedisMessageQueue(url or server.url, **(defaults | options))
         made.append(queue)
         return queue

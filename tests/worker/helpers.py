@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from mx_rmq import DeadLetter, NotDead
-from mx_rmq.keys import Keys
-from mx_rmq.records import NewMessage, Stored
-from mx_rmq.store import Store
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import server_binaries
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ async def in_state(mq: RedisMessageQueue, id_: str, state: str, within: float = 
 
     async def look() -> bool:
         nonlocal last
-        last = await mq.get(id_)
+        last = await mq.find(id_)
         return last.state == state
 
     await eventually(look, within)
@@ -80,7 +81,7 @@ async def in_state(mq: RedisMessageQueue, id_: str, state: str, within: float = 
 
 async def drained(mq: RedisMessageQueue, within: float = 15.0) -> None:
     """Wait until nothing is alive in the queue: until no body is stored, which is one look at one key."""
-    store = mq._shards[0].store
+    store = mq._lifecycle.shards[0].store
 
     async def look() -> bool:
         return not await store.commands.execute_command("EXISTS", store.keys.of_queue("payload"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Context, Dead, RedisMessageQueue, Retry, RetryLater
+from mx_rmq import Context, RedisMessageQueue, Reject, Retry, RetryLater
 from tests.worker.helpers import ONE_SERVER, dead, drained, eventually, in_state, is_sound, put_bytes, steal
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def test_every_message_of_a_batch_may_have_its_own_outcome(mq: RedisMessag
         outcomes: dict[str, BaseException | None] = {
             "good": None,
             "fails": ValueError("odd"),
-            "dead": Dead("no such thing"),
+            "dead": Reject("no such thing"),
             "later": RetryLater(5000),
         }
         return [outcomes[payload] for payload in payloads]
@@ -320,7 +320,7 @@ async def test_a_lost_message_leaves_the_rest_of_its_batch_running(
     await in_state(mq, "A0", "gone")
     await in_state(mq, "A2", "gone")
     assert lost == ["A1"]
-    assert (await mq.get("A1")).holder == "thief"
+    assert (await mq.find("A1")).holder == "thief"
 
 
 async def test_a_batch_all_of_which_is_lost_is_cancelled(make_queue: MakeQueue, redis: Redis) -> None:
@@ -341,7 +341,7 @@ async def test_a_batch_all_of_which_is_lost_is_cancelled(make_queue: MakeQueue, 
     await mq.start()
     await eventually(lambda: ended == [[True, True]])
     for n in range(2):
-        facts = await mq.get(f"A{n}")
+        facts = await mq.find(f"A{n}")
         assert (facts.state, facts.holder) == ("processing", "thief")
 
 
@@ -381,6 +381,6 @@ async def test_a_lingering_batch_goes_back_when_the_worker_stops(mq: RedisMessag
         await in_state(mq, f"A{n}", "processing")
     await mq.stop()
     assert ran == []
-    facts = [await mq.get(f"A{n}") for n in range(3)]
+    facts = [await mq.find(f"A{n}") for n in range(3)]
     assert [fact.state for fact in facts] == ["pending"] * 3
     assert [fact.message and fact.message.attempts for fact in facts] == [0] * 3

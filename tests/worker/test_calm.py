@@ -6,7 +6,7 @@ import pytest
 
 from mx_rmq.config import Config
 from mx_rmq.errors import ServerUnavailable, StoreError
-from mx_rmq.records import Overdue
+from mx_rmq.storage.contract import Overdue
 from mx_rmq.worker.calm import Calm
 
 LEASE, SOCKET_TIMEOUT = 15.0, 5.0

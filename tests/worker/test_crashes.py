@@ -11,8 +11,8 @@ import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Retry
 from mx_rmq.message import Message, encode_message
-from mx_rmq.records import Settled
-from mx_rmq.store import Store
+from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.store import Store
 from tests.harness import command
 from tests.worker.helpers import (
     ONE_SERVER,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
-    from mx_rmq.records import Delivery
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 pytestmark = pytest.mark.usefixtures("watchful")
@@ -40,7 +40,7 @@ CRASHER = """
 import os, sys
 from mx_rmq import RedisMessageQueue, run
 
-mq = RedisMessageQueue(sys.argv[1], name="q", check="off", lease=0.3, grace=0)
+mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", lease=0.3, stop_grace=0)
 
 @mq.handler("t")
 async def on_t(payload: int) -> None:
@@ -134,7 +134,7 @@ async def test_a_monitor_that_dies_with_a_message_in_hand_is_no_second_crash(
     await healthy(make_queue)
 
     async def recovered() -> int:
-        message = (await mq.get("A1")).message
+        message = (await mq.find("A1")).message
         return message.crashes if message is not None else 0
 
     assert await eventually(recovered) == 1
@@ -215,7 +215,7 @@ async def test_who_only_waits_in_the_hands_of_workers_that_vanish_is_blamed_once
         await claim(redis, f"w{n}", begin=False)
     await claim(redis, "w6")
     await in_state(mq, "A1", "pending")
-    message = (await mq.get("A1")).message
+    message = (await mq.find("A1")).message
     assert message is not None
     assert (message.crashes, message.unbegun) == (2, 4)
 
@@ -223,7 +223,7 @@ async def test_who_only_waits_in_the_hands_of_workers_that_vanish_is_blamed_once
 async def test_what_is_never_seen_to_begin_is_not_tried_for_ever(
     make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mx_rmq.worker.monitor._UNBEGUN", 2)
+    monkeypatch.setattr("mx_rmq.worker.outcome._UNBEGUN", 2)
     mq = await healthy(make_queue, crash_limit=2)
     await mq.produce("t", 1, message_id="A1")
     for n in range(1, 6):
@@ -266,7 +266,7 @@ async def test_a_message_that_a_further_crash_would_kill_begins_alone(
 
 
 async def test_beginning_alone_nobody_waits_for_what_runs_long(make_queue: MakeQueue, redis: Redis) -> None:
-    mq = make_queue(grace=0.1)
+    mq = make_queue(stop_grace=0.1)
     ran = asyncio.Event()
 
     @mq.handler("endless")
@@ -289,7 +289,7 @@ async def test_what_began_alone_and_runs_long_keeps_nobody_waiting(
     make_queue: MakeQueue, redis: Redis
 ) -> None:
     """Workers that were killed twice may leave many such messages behind, and each may run for minutes."""
-    mq = make_queue(grace=0.1)
+    mq = make_queue(stop_grace=0.1)
     running: set[str] = set()
 
     @mq.handler("t")

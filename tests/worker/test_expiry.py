@@ -146,12 +146,12 @@ async def test_the_expiry_survives_delay_and_retry_as_it_is(make_queue: MakeQueu
         raise RetryLater(0)
 
     await mq.produce("t", 1, message_id="A1", ttl=1000)
-    before = (await mq.get("A1")).expires_at
+    before = (await mq.find("A1")).expires_at
     await mq.start()
 
     async def retried() -> bool:
-        facts = await mq.get("A1")
+        facts = await mq.find("A1")
         return facts.state == "pending" and facts.message is not None and facts.message.attempts == 1
 
     await eventually(retried)
-    assert (await mq.get("A1")).expires_at == before
+    assert (await mq.find("A1")).expires_at == before

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 
@@ -219,10 +219,10 @@ async def test_a_token_that_finds_no_room_is_passed_on(
     await mq.produce("t", 1)
     await eventually(lambda: waits_for_tokens(redis))
     await redis.srem("mx-rmq:{q}:paused", "t")  # a resume that wakes nobody
-    assert mq._worker is not None
-    (fetcher,) = mq._worker._fetchers
+    assert mq._lifecycle.worker is not None
+    (fetcher,) = mq._lifecycle.worker._fetchers
     fetcher._heat("t")  # as a poll does, while the pop is under way
-    fetcher.nudge.give()
+    fetcher.alarm.ring()
     await eventually(lambda: seen == [1])
     if lost:
         proxy.lose_reply(script="wake_topic")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 import pytest
 
-from mx_rmq import ConfigError, Context, Dead, NoHandler, RedisMessageQueue
+from mx_rmq import ConfigError, Context, NoHandler, RedisMessageQueue, Reject
 from tests.worker.helpers import dead, drained, eventually, in_state, is_sound, put_bytes
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def test_a_payload_that_does_not_fit_is_kept_as_invalid_and_never_tried(
     await mq.produce("t", {"order_id": "A1", "amount": "much"}, message_id="bad")
     await mq.produce("t", {"order_id": "A2", "amount": 1.0}, message_id="good")
     await mq.produce("model", {"n": "x"}, message_id="model")
-    before = await mq.get("bad")
+    before = await mq.find("bad")
     await mq.start()
     letter = await dead(mq, "bad")
     assert letter.reason == "invalid"
@@ -239,7 +239,7 @@ async def test_the_context_says_what_is_known_of_the_delivery(mq: RedisMessageQu
             (ctx.message_id, ctx.topic, ctx.attempt, dict(ctx.headers), ctx.created_at, ctx.token)
         )
         contexts.append((ctx.remaining, ctx.lost.is_set()))
-        facts = await mq.get("A1")
+        facts = await mq.find("A1")
         assert facts.claimed_at is not None
         assert ctx.token == f"1@{facts.claimed_at * 1e6:.0f}"
         assert "A1" in repr(ctx)
@@ -305,7 +305,7 @@ async def test_the_fence_grows_with_every_delivery_of_an_id(mq: RedisMessageQueu
         if len(fences) < 3:
             raise RuntimeError
         if len(fences) == 3:
-            raise Dead("no")
+            raise Reject("no")
 
     await mq.start()
     await mq.produce("t", 1, message_id="A1")

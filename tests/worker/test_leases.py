@@ -14,10 +14,9 @@ import pytest
 from redis import Redis as Client
 
 from mx_rmq import Context, Retry
-from mx_rmq.blocking import run_blocking
-from mx_rmq.keys import Keys
-from mx_rmq.shard import BlockingCommands
-from mx_rmq.store import Store
+from mx_rmq.storage.blocking import BlockingConnections, run_blocking
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, steal
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 ONCE = Retry(1)
@@ -37,7 +36,7 @@ def another_monitor(server: EmbeddedServer) -> Iterator[list[str]]:
     """Somebody outside, whom a blocked event loop does not stop, and who takes over whatever lapses."""
     taken: list[str] = []
     over = threading.Event()
-    commands = BlockingCommands(server.url, 5)
+    commands = BlockingConnections(server.url, 5)
     store = Store(commands, Keys("q"))
 
     def watch() -> None:
@@ -107,7 +106,7 @@ async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, ser
 
 async def test_leases_are_not_kept_in_a_packed_list(make_queue: MakeQueue, redis: Redis) -> None:
     """The server would search it from its start for each, up to 512 leases long."""
-    mq = make_queue(worker="laptop")
+    mq = make_queue(worker_name="laptop")
     gate = asyncio.Event()
 
     @mq.handler("t")
@@ -141,7 +140,7 @@ async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
         await eventually(lambda: taken == ["A1"])
         assert 0.3 <= time.monotonic() - begun < 2.5
         await eventually(lambda: events(caplog, "lease.lost"))
-    facts = await mq.get("A1")
+    facts = await mq.find("A1")
     assert (facts.state, facts.holder) == ("processing", "outside")
 
 
@@ -247,7 +246,7 @@ async def test_a_plain_function_whose_lease_is_lost_is_ended_in_its_thread(
     await eventually(running.is_set)
     await steal(redis, "A1")
     await eventually(lambda: seen == [True])
-    assert (await mq.get("A1")).holder == "thief"
+    assert (await mq.find("A1")).holder == "thief"
 
 
 @ONE_SERVER
@@ -267,7 +266,7 @@ async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueu
     await mq.produce("t", 2, message_id="A2")
     await in_state(mq, "A2", "gone")
     assert ran == [[2]]
-    assert (await mq.get("A1")).holder == "thief"
+    assert (await mq.find("A1")).holder == "thief"
 
 
 @ONE_SERVER
@@ -282,7 +281,7 @@ async def test_what_a_process_held_while_it_stood_still_does_not_begin_any_more(
     async def on_t(payload: str, ctx: Context) -> None:
         tokens[ctx.message_id] = ctx.token
         if payload == "block":
-            worker: Any = mq._worker
+            worker: Any = mq._lifecycle.worker
             worker._leases.stop(5)  # as in a process that stands still, nobody extends
             time.sleep(0.6)  # noqa: ASYNC251 - the loop stands still, which is the point
 
@@ -358,7 +357,7 @@ import asyncio, sys, threading, time
 from mx_rmq import RedisMessageQueue
 
 async def main():
-    mq = RedisMessageQueue(sys.argv[1], name="q", check="off", lease=0.2)
+    mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", lease=0.2)
     running = asyncio.Event()
 
     @mq.handler("t")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Context, Dead, RedisMessageQueue, Retry
+from mx_rmq import Context, RedisMessageQueue, Reject, Retry
 from tests.worker.helpers import dead, drained, eventually, in_state
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ async def test_middleware_sees_what_the_handler_raises_and_may_say_otherwise(mq:
         try:
             return await call_next(payload, context)
         except LookupError as error:
-            raise Dead("no such thing") from error
+            raise Reject("no such thing") from error
         except ArithmeticError:
             return None
 

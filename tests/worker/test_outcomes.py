@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Context, Dead, RedisMessageQueue, Retry, RetryLater
+from mx_rmq import Context, RedisMessageQueue, Reject, Retry, RetryLater
 from mx_rmq.message import HISTORY_LIMIT
 from tests.worker.helpers import ONE_SERVER, dead, drained, events, eventually, in_state, is_sound
 
@@ -71,7 +71,7 @@ async def test_dead_goes_to_the_dlq_at_once_with_its_reason(mq: RedisMessageQueu
     @mq.handler("t", retry=AT_ONCE)
     async def on_t(payload: int) -> None:
         ran.append(payload)
-        raise Dead("no such customer")
+        raise Reject("no such customer")
 
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
@@ -261,7 +261,7 @@ async def test_an_error_whose_text_cannot_be_read_is_an_error_like_any_other(mq:
 
     @mq.handler("t", retry=Retry(1))
     async def on_t(payload: int) -> None:
-        raise Unspeakable if payload else Dead("\ud800")
+        raise Unspeakable if payload else Reject("\ud800")
 
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
@@ -291,7 +291,7 @@ async def test_the_history_is_bounded_and_travels_into_the_dlq(
     assert numbers == list(range(most - HISTORY_LIMIT + 1, most + 1))
     assert {len(attempt.error) for attempt in history} == {len(letter.error)} == {500}
     (worker,) = {attempt.worker for attempt in history}
-    assert worker.startswith(f"{mq.config.worker}.{os.getpid()}.")
+    assert worker.startswith(f"{mq.config.worker_name}.{os.getpid()}.")
     assert all(0 <= attempt.took < 10 for attempt in history)
     times = [attempt.at for attempt in history]
     assert times == sorted(times)

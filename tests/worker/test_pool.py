@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.worker.pool import Pool
+from mx_rmq.worker.ready import ReadyJobs
 from tests.worker.helpers import drained, eventually, in_state
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ async def test_a_pool_that_is_closed_starts_nothing_but_gives_everything_back() 
     @mq.handler("t")
     async def on_t(payload: int) -> None: ...
 
-    pool = Pool([on_t], 2, 10)
+    pool = ReadyJobs([on_t], 2, 10)
     work = pool.topics["t"]
     jobs: list[Any] = ["first", "second", "third"]
     pool.offer(work, jobs[:2])

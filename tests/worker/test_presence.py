@@ -17,11 +17,12 @@ from redis.asyncio import Redis
 
 from mx_rmq import Context, RedisMessageQueue
 from mx_rmq.config import Config
-from mx_rmq.embedded import EmbeddedServer
-from mx_rmq.link import Link
-from mx_rmq.reader import Reader
-from mx_rmq.shard import Shard
-from mx_rmq.store import Store
+from mx_rmq.storage.connection import Connection
+from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shard import Shard
+from mx_rmq.storage.store import Store
+from mx_rmq.worker.holdings import Holdings
 from mx_rmq.worker.presence import Presence
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
@@ -31,7 +32,7 @@ from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_sta
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from mx_rmq.store import Commands
+    from mx_rmq.storage.store import Commands
     from tests.worker.helpers import MakeQueue
 
 LEASE = 30.0
@@ -44,7 +45,7 @@ APP = """
 import asyncio, sys
 from mx_rmq import RedisMessageQueue, run
 
-mq = RedisMessageQueue(sys.argv[1], name="q", check="off", lease=30, grace=0, concurrency=2)
+mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", lease=30, stop_grace=0, concurrency=2)
 
 @mq.handler("t")
 async def on_t(payload: int) -> None:
@@ -108,7 +109,7 @@ async def test_messages_of_a_killed_process_run_elsewhere_long_before_their_leas
 
     @mq.middleware
     async def remember(call_next: Any, payload: Any, ctx: Context) -> Any:
-        message = (await outside.get(ctx.message_id)).message
+        message = (await outside.find(ctx.message_id)).message
         assert message is not None
         history.update((attempt.worker, attempt.error) for attempt in message.history)
         return await call_next(payload, ctx)
@@ -117,7 +118,7 @@ async def test_messages_of_a_killed_process_run_elsewhere_long_before_their_leas
         if peer == "started before":
             await mq.start()
             await watching(outside, 2)
-        killed = (await outside.get("A0")).holder
+        killed = (await outside.find("A0")).holder
         process.kill()
         await process.wait()
         if peer == "started after":
@@ -168,7 +169,7 @@ async def test_a_half_open_connection_leaves_it_to_the_lease(
 async def test_after_a_restart_of_the_server_old_registrations_mean_nothing() -> None:
     """Client ids start again with 1, and everybody is reconnecting."""
     binary = next(iter(server_binaries().values()))
-    options: dict[str, Any] = {"name": "q", "check": "off", "grace": 0.0, "lease": LEASE}
+    options: dict[str, Any] = {"name": "q", "server_check": "off", "stop_grace": 0.0, "lease": LEASE}
     with (
         tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home,
         EmbeddedServer.open(Path(home), binary=binary) as first,
@@ -256,21 +257,21 @@ class Scene:
     def __init__(self, url: str, redis: Redis, **options: Any) -> None:
         self.redis = redis
         self.store = store_of(redis)
-        self.link = Link(f"unix://{redis.connection_pool.connection_kwargs['path']}", timeout=5)
-        self.reader = Reader(Store(self.link, self.store.keys))
+        self.link = Connection(f"unix://{redis.connection_pool.connection_kwargs['path']}", timeout=5)
+        self.reader = Queries(Store(self.link, self.store.keys))
         self.watch = Watch()
         self.shard = Shard(url, Config(name="q", url=url, lease=LEASE, **options))
         self.presence = self.observer(**options)
 
     def observer(self, **options: Any) -> Presence:
         config = Config(name="q", lease=LEASE, **options)
-        presence: Any = Presence(self.shard, config, "observer", {"topics": []})
+        presence: Any = Presence(Holdings(self.shard), config, "observer", {"topics": []})
         presence._loop = self.watch
         return cast("Presence", presence)
 
     def between(self, act: Callable[[tuple[Any, ...]], Awaitable[Any]]) -> None:
         """Let something happen before each of the observer's plain commands."""
-        self.presence._reader._commands = Between(self.shard.link, act)
+        self.presence._queries._commands = Between(self.shard.connection, act)
 
     async def step(self, seconds: float = 0.0) -> bool:
         """Let some time pass, then let the observer look."""
@@ -364,7 +365,7 @@ async def test_an_observer_that_was_cut_itself_judges_nobody_from_before(scene: 
     await scene.claim("gone", "A1")
     await scene.step()
     await command(scene.redis, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    await eventually(lambda: scene.shard.link.connection == 0)
+    await eventually(lambda: scene.shard.connection.number == 0)
     assert not await scene.step(10)
     assert not await scene.step(0.9)
     assert await scene.step(0.2)
@@ -461,7 +462,7 @@ async def test_a_worker_is_remembered_for_as_long_as_its_lease_may_last(
 ) -> None:
     """So that one that starts a minute after the other's end still sees that it is gone."""
     scene = Scene(server.url, redis)
-    long = Presence(scene.shard, Config(name="q", lease=90.0), "observer", {})
+    long = Presence(Holdings(scene.shard), Config(name="q", lease=90.0), "observer", {})
     await scene.register("gone")
     seconds, _ = await redis.time()
     await redis.zadd("mx-rmq:{q}:workers_seen", {"gone": (seconds - 90) * 1000})
@@ -523,11 +524,11 @@ async def test_without_a_right_it_is_off_and_the_start_up_check_says_so(
     await command(redis, "ACL", "SETUSER", "limited", "reset", *rights.split())
     try:
         url = server.url.replace("unix://", "unix://limited:secret@")
-        mq = make_queue(url, lease=1.0, check="refuse")
+        mq = make_queue(url, lease=1.0, server_check="refuse")
         seen = listen(mq)
         await mq.open()
         (said,) = events(caplog, "recovery.by_lease")
-        assert "messages of a worker that vanished wait for their lease of 1 s: NOPERM" in said.problem
+        assert "messages of a worker that vanished wait for their lease of 1 s: NOPERM" in said.error
         await mq.start()
         await eventually(lambda: len(events(caplog, "recovery.by_lease")) == 2)
 

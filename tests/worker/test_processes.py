@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 APP = """
 import asyncio, os
 from mx_rmq import RedisMessageQueue
+from mx_rmq.lifecycle import Stopping
 
-mq = RedisMessageQueue(os.environ["URL"], name="q", check="off", grace=15, concurrency=1)
+mq = RedisMessageQueue(os.environ["URL"], name="q", server_check="off", stop_grace=15, concurrency=1)
 not_a_queue = 42
 
 @mq.handler("t")
 async def on_t(payload: float) -> None:
     os.write(1, f"running {os.getpid()}\\n".encode())  # whole, whoever else writes
-    while mq._stopping is None and payload > 0:
+    while not isinstance(mq._lifecycle.work, Stopping) and payload > 0:
         await asyncio.sleep(0.01)
     await asyncio.sleep(payload)
     os.write(1, b"finished\\n")
@@ -114,7 +115,7 @@ async def test_so_many_processes_share_the_work_a_killed_one_is_replaced_and_all
         assert [await supervisor.says(), await supervisor.says()] == [["finished"], ["finished"]]
         assert await supervisor.code() == 0
     assert await pids(mq) == set()
-    assert [(await mq.get(f"A{n}")).state for n in range(2)] == ["gone", "gone"]
+    assert [(await mq.find(f"A{n}")).state for n in range(2)] == ["gone", "gone"]
 
 
 @ONE_SERVER
@@ -144,7 +145,7 @@ async def test_a_second_signal_does_not_wait_for_handlers(
         await asyncio.sleep(0.2)
         os.kill(supervisor.pid, signal.SIGTERM)
         assert await supervisor.code() == 0
-    assert (await mq.get("A1")).state == "pending"
+    assert (await mq.find("A1")).state == "pending"
 
 
 @ONE_SERVER

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
 from tests.worker.helpers import ONE_SERVER, drained, events, eventually, is_sound
@@ -144,7 +144,7 @@ async def test_a_worker_goes_on_when_its_server_was_killed_and_started_again(
 ) -> None:
     caplog.set_level("INFO", "mx_rmq")
     with tempfile.TemporaryDirectory(prefix="mx-", dir="/tmp") as home, open_in(home, binary) as first:
-        async with RedisMessageQueue(first.url, name="q", check="off", poll=0.5, grace=0) as mq:
+        async with RedisMessageQueue(first.url, name="q", server_check="off", poll=0.5, stop_grace=0) as mq:
             seen = listen(mq)
             await mq.pause("t")
             await mq.start()
@@ -257,7 +257,7 @@ async def test_an_embedded_server_that_dies_is_started_again_by_a_running_queue(
             "short": f"embedded://{home}/d",
             "long": f"embedded://{home}/{'d' * 99}",
         }
-        async with RedisMessageQueue(url[where], name="q", check="off", poll=0.5, grace=0) as mq:
+        async with RedisMessageQueue(url[where], name="q", server_check="off", poll=0.5, stop_grace=0) as mq:
             seen = listen(mq)
             await mq.start()
             await mq.produce("t", 0)
@@ -265,12 +265,12 @@ async def test_an_embedded_server_that_dies_is_started_again_by_a_running_queue(
             await eventually(lambda: sorted(seen) == [0, 1])
             await mq.produce("other", 1, message_id="KEPT")
             for n in (2, 4):
-                server = mq._address._server
+                server = mq._lifecycle._address._server
                 assert server is not None
                 os.kill(server.pid, signal.SIGKILL)
                 await asyncio.gather(mq.produce("t", n), asyncio.to_thread(mq.sync.produce, "t", n + 1))
                 await eventually(lambda: set(seen) == set(range(n + 2)))  # noqa: B023 - awaited within the turn
-            assert (await mq.get("KEPT")).state == ("gone" if where == "private" else "pending")
+            assert (await mq.find("KEPT")).state == ("gone" if where == "private" else "pending")
             assert [record.lost for record in events(caplog, "embedded.restarted")] == [
                 "everything: it was in memory only" if where == "private" else "nothing"
             ] * 2

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 PENDING = "mx-rmq:{q}:t:pending"
 
 
 async def test_running_handlers_finish_and_nothing_new_begins(make_queue: MakeQueue) -> None:
-    mq = make_queue(concurrency=2, grace=15)
+    mq = make_queue(concurrency=2, stop_grace=15)
     begun: list[int] = []
     done: list[int] = []
     finish = asyncio.Event()
@@ -49,7 +49,7 @@ async def test_running_handlers_finish_and_nothing_new_begins(make_queue: MakeQu
     finish.set()
     await stopping
     assert (begun, sorted(done)) == ([0, 1], [0, 1])
-    states = [(await mq.get(id_)).state for id_ in ids]
+    states = [(await mq.find(id_)).state for id_ in ids]
     assert states == ["gone", "gone", "pending", "pending", "pending"]
 
 
@@ -80,7 +80,7 @@ async def test_what_was_held_ready_goes_back_in_order_and_uncounted(
     await mq.stop()
     assert await read_key(redis, PENDING) == [*ids, "later"]
     for id_ in (ids[0], ids[-1]):
-        facts = await mq.get(id_)
+        facts = await mq.find(id_)
         assert facts.message is not None
         assert facts.message.attempts == facts.message.crashes == len(facts.message.history) == 0
     assert await is_sound(mq)
@@ -95,9 +95,9 @@ async def test_more_than_one_call_of_releases_keeps_the_order(make_queue: MakeQu
         raise AssertionError
 
     await mq.start()
-    assert mq._worker is not None
-    pool = mq._worker._pool
-    pool.close()  # nothing starts, so that more is held than a batch takes
+    assert mq._lifecycle.worker is not None
+    ready = mq._lifecycle.worker._ready
+    ready.close()  # nothing starts, so that more is held than a batch takes
     ids = [str(id_) for id_ in await mq.produce_many("t", range(2500))]
 
     async def all_held() -> bool:
@@ -133,7 +133,7 @@ async def test_each_lane_gets_its_own_back(make_queue: MakeQueue, redis: Redis) 
 async def test_when_the_grace_is_over_handlers_are_cancelled_and_their_messages_go_back(
     make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mq = make_queue(grace=0.1, concurrency=3)
+    mq = make_queue(stop_grace=0.1, concurrency=3)
     ended: list[str] = []
 
     @mq.handler("t")
@@ -153,7 +153,7 @@ async def test_when_the_grace_is_over_handlers_are_cancelled_and_their_messages_
     await mq.stop()
     assert sorted(ended) == ids[:3]
     assert await read_key(redis, PENDING) == ids
-    facts = [await mq.get(id_) for id_ in ids]
+    facts = [await mq.find(id_) for id_ in ids]
     assert [fact.message and fact.message.attempts for fact in facts] == [0] * 5
     (record,) = events(caplog, "worker.grace_over")
     assert record.running == 3
@@ -162,7 +162,7 @@ async def test_when_the_grace_is_over_handlers_are_cancelled_and_their_messages_
 async def test_a_handler_that_swallows_its_cancellation_at_the_stop_does_not_hang_it(
     make_queue: MakeQueue,
 ) -> None:
-    mq = make_queue(grace=0.05)
+    mq = make_queue(stop_grace=0.05)
     running = asyncio.Event()
 
     @mq.handler("t")
@@ -177,14 +177,14 @@ async def test_a_handler_that_swallows_its_cancellation_at_the_stop_does_not_han
     await mq.start()
     await running.wait()
     await asyncio.wait_for(mq.stop(), 15)
-    assert (await mq.get("A1")).state == "pending"
+    assert (await mq.find("A1")).state == "pending"
 
 
 async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
     make_queue: MakeQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mx_rmq.worker.worker._LAST_WORDS", 0.1)
-    mq = make_queue(grace=0.05)
+    mq = make_queue(stop_grace=0.05)
     running, finish = asyncio.Event(), asyncio.Event()
 
     @mq.handler("t")
@@ -205,14 +205,14 @@ async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
     await asyncio.sleep(0.05)  # what it says now reaches nobody
     assert not _settling()
     await mq.open()
-    assert (await mq.get("A1")).state == "processing"
+    assert (await mq.find("A1")).state == "processing"
 
 
 async def test_a_function_that_hangs_in_a_c_call_does_not_hang_the_stop(
     make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mx_rmq.worker.worker._LAST_WORDS", 0.1)
-    mq = make_queue(grace=0.05)
+    mq = make_queue(stop_grace=0.05)
     running, release = threading.Event(), threading.Event()
 
     @mq.handler("t")
@@ -224,12 +224,12 @@ async def test_a_function_that_hangs_in_a_c_call_does_not_hang_the_stop(
     await mq.start()
     await eventually(running.is_set)
     await asyncio.wait_for(mq.stop(), 15)
-    assert (await mq.get("A1")).state == "pending"
+    assert (await mq.find("A1")).state == "pending"
     release.set()
 
 
 async def test_a_retry_decided_during_the_stop_is_stored(make_queue: MakeQueue) -> None:
-    mq = make_queue(grace=15)
+    mq = make_queue(stop_grace=15)
     running, finish = asyncio.Event(), asyncio.Event()
 
     @mq.handler("t", retry=Retry(5, backoff="fixed", base=100))
@@ -245,7 +245,7 @@ async def test_a_retry_decided_during_the_stop_is_stored(make_queue: MakeQueue) 
     await asyncio.sleep(0)
     finish.set()
     await stopping
-    facts = await mq.get("A1")
+    facts = await mq.find("A1")
     assert facts.state == "delayed"
     assert facts.message is not None
     assert facts.message.attempts == 1
@@ -273,7 +273,7 @@ async def test_a_queue_can_be_started_and_stopped_again_and_again(mq: RedisMessa
 async def test_a_queue_is_open_without_being_started(make_queue: MakeQueue) -> None:
     async with make_queue() as mq:
         await mq.produce("t", 1, message_id="A1")
-        assert (await mq.get("A1")).state == "pending"
+        assert (await mq.find("A1")).state == "pending"
         assert await mq.workers() == []
 
 
@@ -288,17 +288,17 @@ async def test_a_stop_right_after_the_start_leaves_no_worker_behind(make_queue: 
     async with mq:
         await mq.produce("t", 1, message_id="A1")
         mq.start()
-    assert mq._worker is None
+    assert mq._lifecycle.worker is None
     before = set(asyncio.all_tasks())
     await asyncio.sleep(0.05)
     assert set(asyncio.all_tasks()) <= before
     async with mq:
-        assert (await mq.get("A1")).state == "pending"
+        assert (await mq.find("A1")).state == "pending"
     assert seen == []
 
 
 async def test_two_stops_at_once_wait_for_the_same_end(make_queue: MakeQueue) -> None:
-    mq = make_queue(grace=15)
+    mq = make_queue(stop_grace=15)
     running, finish = asyncio.Event(), asyncio.Event()
 
     @mq.handler("t")
@@ -315,11 +315,11 @@ async def test_two_stops_at_once_wait_for_the_same_end(make_queue: MakeQueue) ->
     finish.set()
     await asyncio.gather(first, second)
     await mq.open()
-    assert (await mq.get("A1")).state == "gone"
+    assert (await mq.find("A1")).state == "gone"
 
 
 async def test_a_stop_that_is_cancelled_goes_on(make_queue: MakeQueue) -> None:
-    mq = make_queue(grace=15)
+    mq = make_queue(stop_grace=15)
     running, finish = asyncio.Event(), asyncio.Event()
 
     @mq.handler("t")
@@ -334,7 +334,7 @@ async def test_a_stop_that_is_cancelled_goes_on(make_queue: MakeQueue) -> None:
         await asyncio.wait_for(mq.stop(), 0.05)
     finish.set()
     await mq.stop()
-    assert (await mq.get("A1")).state == "gone"
+    assert (await mq.find("A1")).state == "gone"
 
 
 async def test_a_worker_that_stopped_is_not_among_the_living(mq: RedisMessageQueue) -> None:
@@ -344,7 +344,7 @@ async def test_a_worker_that_stopped_is_not_among_the_living(mq: RedisMessageQue
     await mq.start()
     await eventually(lambda: _names(mq))
     (name,) = await _names(mq)
-    assert name.startswith(f"{mq.config.worker}.{os.getpid()}.")
+    assert name.startswith(f"{mq.config.worker_name}.{os.getpid()}.")
     await mq.stop()
     assert await _names(mq) == []
 
@@ -365,7 +365,7 @@ async def test_a_stop_while_the_server_is_away_does_not_hang(
 ) -> None:
     """The grace, and a few times the time after which a connection counts as dead."""
     with Proxy(server) as proxy:
-        mq = make_queue(proxy.url, grace=0.3, socket_timeout=0.2, patience=50, lease=0.5)
+        mq = make_queue(proxy.url, stop_grace=0.3, socket_timeout=0.2, patience=50, lease=0.5)
         done: list[int] = []
         running, finish = asyncio.Event(), asyncio.Event()
 
@@ -417,15 +417,16 @@ async def test_a_stop_while_the_server_is_away_does_not_hang(
 PROGRAM = """
 import asyncio, signal, sys
 from mx_rmq import RedisMessageQueue, run
+from mx_rmq.lifecycle import Stopping
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent thinks of it
-mq = RedisMessageQueue(sys.argv[1], name="q", check="off", grace=float(sys.argv[2]))
+mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", stop_grace=float(sys.argv[2]))
 
 @mq.handler("t")
 async def on_t(payload: float) -> None:
     print("running", flush=True)
     try:
-        while mq._stopping is None:
+        while not isinstance(mq._lifecycle.work, Stopping):
             await asyncio.sleep(0.01)
         print("stopping", flush=True)
         await asyncio.sleep(payload)
@@ -480,7 +481,7 @@ async def test_a_signal_lets_the_handler_finish_and_ends_the_program_well(
         program.send(number)
         assert [await program.says() for _ in range(3)] == ["stopping", "finished", "ended"]
         assert await program.code() == 0
-    assert (await mq.get("A1")).state == "gone"
+    assert (await mq.find("A1")).state == "gone"
 
 
 @ONE_SERVER
@@ -496,7 +497,7 @@ async def test_a_second_signal_ends_the_program_now(
         program.send(number)
         assert [await program.says(), await program.says()] == ["cancelled", "ended"]
         assert await program.code() == 0
-    facts = await mq.get("A1")
+    facts = await mq.find("A1")
     assert facts.state == "pending"
     assert facts.message is not None
     assert facts.message.attempts == 0
@@ -504,7 +505,9 @@ async def test_a_second_signal_ends_the_program_now(
 
 @ONE_SERVER
 async def test_a_signal_while_the_program_waits_for_its_server_ends_it_well(server: EmbeddedServer) -> None:
-    script = PROGRAM.replace('check="off"', "patience=50").replace("run(mq)", "print(0, flush=True); run(mq)")
+    script = PROGRAM.replace('server_check="off"', "patience=50").replace(
+        "run(mq)", "print(0, flush=True); run(mq)"
+    )
     with Proxy(server) as proxy:
         proxy.away()
         async with a_program(proxy.url, grace=600, script=script) as program:

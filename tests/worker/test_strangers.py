@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq import RedisMessageQueue
-    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.storage.embedded import EmbeddedServer
     from tests.worker.helpers import MakeQueue
 
 HUGE = 10**5000
@@ -131,7 +131,7 @@ async def test_a_count_nobody_could_count_on_makes_a_message_unreadable(
     body = b'{"v":1,"id":"a","topic":"t","payload":{},"created_at":1.0,"crashes":%b}' % count
     await put_bytes(redis, "a", body)
     await put_bytes(redis, "b", body.replace(count, b"0").replace(b'"a"', b'"b"'))
-    store = mq._shards[0].store
+    store = mq._lifecycle.shards[0].store
     await store.claim("t", 2, lease=0.01, holder="nobody")
     await mq.start()
     await in_state(mq, "a", "dead")

@@ -62,7 +62,7 @@ async def test_plain_functions_run_side_by_side_and_beside_the_loop(mq: RedisMes
     await eventually(lambda: meeting.n_waiting == 8)
     await asyncio.to_thread(meeting.wait, 15)
     await drained(mq)
-    assert [(await mq.get(id_)).state for id_ in ids] == ["gone"] * 7
+    assert [(await mq.find(id_)).state for id_ in ids] == ["gone"] * 7
 
 
 @ONE_SERVER

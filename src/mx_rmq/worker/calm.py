@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
 from mx_rmq.errors import ServerUnavailable, WrongKeyType
+from mx_rmq.events import RecoveryWaits, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.config import Config
-    from mx_rmq.records import Overdue
-
-logger = logging.getLogger("mx_rmq.worker")
+    from mx_rmq.storage.contract import Overdue
 
 _SETTLING = 1.0
 """Seconds beyond the longest that a living owner needs to reach the server and extend."""
@@ -80,5 +78,5 @@ class Calm:
         elif not self._in_time_given:
             self._ahead.clear()
             self._until = now + self._wait
-            logger.info("recovery.waits", extra={"seconds": self._wait})
+            emit(RecoveryWaits(seconds=self._wait))
         self._answered_at, self._unavailable, self.refused = now, False, False

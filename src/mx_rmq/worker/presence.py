@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from redis.exceptions import ResponseError
 
+from mx_rmq import events
 from mx_rmq.errors import StoreError
-from mx_rmq.reader import SILENCE, Connection, Reader
-from mx_rmq.records import Delivery
-from mx_rmq.store import BATCH_LIMIT
+from mx_rmq.limits import BATCH
+from mx_rmq.storage.contract import Delivery
+from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
     from mx_rmq.config import Config
-    from mx_rmq.shard import Shard
-
-logger = logging.getLogger("mx_rmq.worker")
+    from mx_rmq.worker.holdings import Holdings
 
 _REGISTER = 5.0
 _MONITOR: Final = ".monitor"
@@ -45,21 +43,21 @@ class Presence:
     Where that cannot be seen, the leases alone decide.
     """
 
-    def __init__(self, shard: Shard, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
-        self._shard = shard
-        self._link = shard.link
-        self._store = shard.store
-        self._reader = Reader(shard.store)
+    def __init__(self, holdings: Holdings, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+        self._holdings = holdings
+        self._connection = holdings.shard.connection
+        self._store = holdings.shard.store
+        self._queries = Queries(self._store)
         self._worker = worker
         self._grace = config.recovery_grace
-        # Whoever was silent for so long has no lease left.
+        # A worker that was silent for so long has no lease left.
         self._silence = max(SILENCE, config.lease + _REGISTER)
         self._facts = dict(facts)
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
         self._known = -1
-        """The link's connection for which the next two hold."""
-        self._own: Connection | None = None
+        """The number of the connection for which the next two hold."""
+        self._own: ClientIdentity | None = None
         self._missing: dict[tuple[str, int], float] = {}
         """Workers whose connection is gone, and when this was first seen."""
         self._present: Set[str] = frozenset()
@@ -79,7 +77,7 @@ class Presence:
         Returns whether any lease ended, so that there is something to take over.
         """
         self._recovers = recover
-        if self._grace is not None and self._link.connection != self._known:
+        if self._grace is not None and self._connection.number != self._known:
             await self._identify()
         if self._loop.time() - self._said_at >= _REGISTER:
             await self.register()
@@ -115,13 +113,13 @@ class Presence:
         """Learn which connection this is, and say it at once."""
         self._missing.clear()  # who was cut at the same time shall have the whole grace to come back
         while True:
-            before = self._link.connection
+            before = self._connection.number
             refusal = None
             try:
-                self._own = await self._reader.own_connection()
+                self._own = await self._queries.own_connection()
             except ResponseError as error:
                 self._own, refusal = None, error
-            if before and before == self._link.connection:  # else they were answered by different ones
+            if before and before == self._connection.number:  # else they were answered by different ones
                 break
         self._known = before
         self._introduce()
@@ -142,7 +140,7 @@ class Presence:
         self._introduce()
         if not self._told:
             self._told = True
-            logger.warning("recovery.by_lease", extra={"worker": self._worker, "error": str(error)})
+            events.emit(events.RecoveryByLease(error=str(error)))
 
     async def register(self) -> None:
         """Say that this worker lives."""
@@ -152,26 +150,26 @@ class Presence:
 
     def _seen_at(self, at: float) -> None:
         """Note that others saw this worker at an instant, so that none may miss it before a grace is over."""
-        if self._grace is not None and self._link.connection == self._known:
-            self._shard.present_until = inf if self._own is None else at + self._grace
+        if self._grace is not None and self._connection.number == self._known:
+            self._holdings.present_until = inf if self._own is None else at + self._grace
 
-    async def _look(self, own: Connection, grace: float) -> bool:
+    async def _look(self, own: ClientIdentity, grace: float) -> bool:
         """See whose connection is gone, and since when."""
         asked_at = self._loop.time()
-        registered = await self._reader.registered()
+        registered = await self._queries.registered()
         known = registered.get(self._worker) == self._said
         if not known:  # taken for vanished, or the server was emptied
             await self.register()
         ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
-        there = await self._reader.connected({own.id, *ids.values()})
-        if self._link.connection != self._known:
+        there = await self._queries.connected({own.id, *ids.values()})
+        if self._connection.number != self._known:
             return False
         if own.id not in there:
             raise ResponseError("the server does not list this connection any more")
         if known:
             self._seen_at(asked_at)
         # From after the first look without it until before the last one: a loop that was busy in between
-        # must not count as somebody else's absence.
+        # must not count as another worker's absence.
         now = self._loop.time()
         gone = {(name, id_) for name, id_ in ids.items() if id_ not in there}
         self._missing = {each: self._missing.get(each, now) for each in gone}
@@ -183,36 +181,40 @@ class Presence:
         return bool(over) and await self._recover({name: registered[name] for name, _ in over})
 
     async def _recover(self, vanished: Mapping[str, bytes]) -> bool:
-        """End the leases of workers now, so that whoever monitors takes their messages over."""
+        """End the leases of workers now, so that a monitor takes their messages over."""
         held: dict[str, list[Delivery]] = {}
-        for topic in await self._reader.topics():
+        for topic in await self._queries.topics():
             try:
-                leases = await self._reader.leases(topic)
+                leases = await self._queries.leases(topic)
             except ResponseError as error:  # of one topic; the others are recovered
-                logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+                events.emit(events.TopicFailed(topic=topic, error=str(error)))
                 continue
             for id_, lease in leases.items():
-                token, _, _, holder, *_ = [*lease.split(), "", "", "", ""]
-                if (name := _worker_of(holder)) in vanished:
-                    held.setdefault(name, []).append(Delivery(id_, topic, token, b"", inf))
-        # One that has come back meanwhile keeps them; what it claims from now on was not seen above.
-        registered = await self._reader.registered()
+                if (name := _worker_of(lease.holder)) in vanished:
+                    held.setdefault(name, []).append(Delivery(id_, topic, lease.token, b"", inf))
+        # One that has come back since keeps them; what it claims from now on was not seen above.
+        registered = await self._queries.registered()
         for name, facts in vanished.items():
             if registered.get(name) == facts:
                 await self._end(name, held.get(name, []))
         return bool(held)
 
     async def _end(self, name: str, deliveries: list[Delivery]) -> None:
-        logger.warning("worker.vanished", extra={"worker": name, "messages": len(deliveries)})
+        events.emit(events.WorkerVanished(worker=name, messages=len(deliveries)))
         self._vanished[name] = self._loop.time()
         for topic in {delivery.topic for delivery in deliveries}:
             of_topic = [delivery for delivery in deliveries if delivery.topic == topic]
-            for start in range(0, len(of_topic), BATCH_LIMIT):
+            for start in range(0, len(of_topic), BATCH):
                 try:
-                    await self._store.extend(topic, of_topic[start : start + BATCH_LIMIT], lease=0)
+                    await self._store.end_leases(topic, of_topic[start : start + BATCH])
                 except StoreError as error:
-                    logger.error("topic.failed", extra={"topic": topic, "error": str(error)})
+                    events.emit(events.TopicFailed(topic=topic, error=str(error)))
         await self._store.register_worker(name, b"", silence=self._silence)
+
+
+def monitor_of(worker: str) -> str:
+    """Who holds what the monitor of a worker took over."""
+    return worker + _MONITOR
 
 
 def is_monitor(holder: str) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
+from mx_rmq.events import MessagePoisoned, emit
 from mx_rmq.worker.service import Service
 from mx_rmq.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from mx_rmq.shard import Shard
-
-logger = logging.getLogger("mx_rmq.worker")
+    from mx_rmq.storage.shard import Shard
 
 _LONGEST = 5.0
+"""Seconds after which it looks even if nothing says that there is work."""
 
 
 class Scheduler(Service):
@@ -23,16 +22,18 @@ class Scheduler(Service):
         super().__init__("scheduler")
         self._store = shard.store
         self._keys = [shard.keys.of_queue("delay_wake")]
-        self._wakeup = Wakeup(shard, self.nudge, _LONGEST)
+        self._wakeup = Wakeup(shard, self.alarm, _LONGEST)
 
-    async def step(self) -> None:
-        """Promote what is due now, then wait for the next."""
+    async def step(self) -> float:
+        """Promote what is due now; returns when the next is."""
         promotion = await self._store.promote()
         for id_ in promotion.poisoned:
-            logger.error("message.poisoned", extra={"id": id_, "place": "delayed"})
-        wait = _LONGEST if promotion.wait is None else min(promotion.wait, _LONGEST)
-        if wait > 0:
-            await self._wakeup.wait(self._keys, wait)
+            emit(MessagePoisoned(id=id_, place="delayed"))
+        return _LONGEST if promotion.wait is None else min(promotion.wait, _LONGEST)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, or until a message is delayed that is due earlier."""
+        await self._wakeup.wait(self._keys, seconds)
 
     async def close(self) -> None:
         """Give up waiting for tokens."""

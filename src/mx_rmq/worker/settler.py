@@ -1,88 +1,105 @@
-"""Settling: every outcome becomes one script call, many outcomes at a time."""
+"""Settling: every verdict becomes part of a script call, many verdicts at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, assert_never, cast
 
-from mx_rmq.batching import Batcher
+from mx_rmq import events
 from mx_rmq.errors import MxRmqError, WrongKeyType
-from mx_rmq.records import Settled
-from mx_rmq.resend import resend
-from mx_rmq.store import BATCH_LIMIT
-from mx_rmq.worker.job import SETTLED, Settlement
+from mx_rmq.limits import BATCH
+from mx_rmq.message import encode_death
+from mx_rmq.storage.batching import Batcher
+from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.resend import resend
+from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Lost, Returned, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
 
-    from mx_rmq.store import Store
-    from mx_rmq.worker.job import Job
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.store import Store
+    from mx_rmq.worker.holdings import Holdings, Job
 
-logger = logging.getLogger("mx_rmq.worker")
+Item = tuple["Job", Verdict]
+Kind = type[Verdict]
 
-Item = tuple["Job", Settlement]
 
-_COMPLETE = Settlement("complete")
-_RELEASE = Settlement("release")
-_WITH_BODY = ("retry", "move_to_dlq")
+class Held(Protocol):
+    """A job of a runner, or what a monitor took over."""
+
+    @property
+    def delivery(self) -> Delivery:
+        """What is to be settled."""
+
+
+async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]) -> list[Settled]:
+    """Tell the server how deliveries end, all by the same kind of verdict."""
+    match items[0][1]:
+        case Done():
+            done = cast("Sequence[tuple[Held, Done]]", items)
+            return await store.complete(topic, [(held.delivery, how.dedup_for) for held, how in done])
+        case Again():
+            again = cast("Sequence[tuple[Held, Again]]", items)
+            return await store.retry(topic, [(held.delivery, how.delay, how.body) for held, how in again])
+        case Died():
+            died = cast("Sequence[tuple[Held, Died]]", items)
+            rows = [(held.delivery, how.body, encode_death(how.death)) for held, how in died]
+            return await store.move_to_dlq(topic, rows)
+        case Returned():
+            returned = cast("Sequence[tuple[Held, Returned]]", items)
+            bodies = [how.body for _, how in returned]
+            return await store.release(topic, [held.delivery for held, _ in returned], bodies=bodies)
+        case Lost():
+            return [Settled.STALE] * len(items)
+        case _ as never:
+            assert_never(never)
 
 
 class Settler:
-    """Ends deliveries on one shard. Nobody waits for it: a lost lease is logged, not raised.
+    """Ends deliveries on one shard. No caller waits for it: a lost lease is logged, not raised.
 
     Args:
-        store: where.
-        forget: called with the jobs that are settled, or given up because the server is away.
+        holdings: what the worker holds there.
         patience: how long to try while the server is away or refuses; after that the lease runs out and
             the message is delivered again.
     """
 
-    def __init__(self, store: Store, forget: Callable[[Iterable[Job]], None], patience: float) -> None:
-        self._store = store
-        self._forget = forget
+    def __init__(self, holdings: Holdings, patience: float) -> None:
+        self._holdings = holdings
+        self._store = holdings.shard.store
         self._patience = patience
-        self._batchers: dict[tuple[str, str], Batcher[Item, None]] = {}
+        self._batchers: dict[tuple[Kind, str], Batcher[Item, None]] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
-        self.stood_in = False
-        """Whether the lease keeper's thread has ever settled something for this."""
 
-    def complete(self, job: Job, dedup_for: float) -> None:
-        """The handler succeeded."""
-        self._put(job, Settlement("complete", dedup_for) if dedup_for else _COMPLETE)
-
-    def retry(self, job: Job, delay: float, body: bytes) -> None:
-        """It is to be tried again."""
-        self._put(job, Settlement("retry", delay, body))
-
-    def move_to_dlq(self, job: Job, body: bytes, error: bytes) -> None:
-        """It is dead."""
-        self._put(job, Settlement("move_to_dlq", 0.0, body, error))
-
-    def release(self, job: Job) -> None:
-        """It goes back to the head of its lane."""
-        self._put(job, _RELEASE)
+    def put(self, job: Job, verdict: Verdict) -> None:
+        """Settle a job with others of its kind."""
+        job.verdict = verdict
+        kind, topic = type(verdict), job.delivery.topic
+        batcher = self._batchers.get((kind, topic))
+        if batcher is None:
+            weigh = _weight if kind in (Again, Died) else None
+            batcher = self._batchers[kind, topic] = Batcher(partial(self._settle, topic), weigh=weigh)
+        batcher.put((job, verdict))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
         """Release jobs that never started, so that each topic's first one is first again."""
         by_topic: dict[str, list[Item]] = defaultdict(list)
         for job in jobs:
-            if job.settlement is None:  # else the thread has begun with it
-                job.settlement = _RELEASE
-            by_topic[job.delivery.topic].append((job, _RELEASE))
+            job.verdict = RETURNED
+            by_topic[job.delivery.topic].append((job, RETURNED))
         for topic, items in by_topic.items():
             task = asyncio.create_task(self._give_back(topic, items))
             self._giving_back.add(task)
             task.add_done_callback(self._giving_back.discard)
 
     async def _give_back(self, topic: str, items: list[Item]) -> None:
-        for start in reversed(range(0, len(items), BATCH_LIMIT)):  # each call puts its own first
-            with suppress(MxRmqError):  # logged; their leases run out
-                await self._settle("release", topic, items[start : start + BATCH_LIMIT])
+        for start in reversed(range(0, len(items), BATCH)):  # each call puts its own first
+            with suppress(MxRmqError):  # an event told of it; their leases run out
+                await self._settle(topic, items[start : start + BATCH])
 
     async def drained(self) -> None:
         """Wait until everything is settled."""
@@ -95,61 +112,63 @@ class Settler:
         """Forget what is not settled yet; those leases run out, and the messages are delivered again."""
         for task in self._giving_back:
             task.cancel()
-        for (verb, topic), batcher in self._batchers.items():
+        for (kind, topic), batcher in self._batchers.items():
             if not batcher.idle:
                 batcher.cancel()
-                logger.error("settle.given_up", extra={"verb": verb, "topic": topic})
+                events.emit(events.SettleGivenUp(verdict=name_of(kind), topic=topic))
 
-    def _put(self, job: Job, settlement: Settlement) -> None:
-        job.settlement = settlement
-        verb, topic = settlement.verb, job.delivery.topic
-        batcher = self._batchers.get((verb, topic))
-        if batcher is None:
-            send = partial(self._settle, verb, topic)
-            batcher = Batcher(send, weigh=_weight if verb in _WITH_BODY else None)
-            self._batchers[verb, topic] = batcher
-        batcher.put((job, settlement))
-
-    async def _settle(self, verb: str, topic: str, items: Sequence[Item]) -> list[None]:
-        open_items = items
-        if self.stood_in:
-            open_items = [item for item in items if item[0].settlement is not SETTLED]
-        if not open_items:
-            self._forget([job for job, _ in items])
-            return [None] * len(items)
+    async def _settle(self, topic: str, items: Sequence[Item]) -> list[None]:
+        unsettled = items
+        if self._holdings.stood_in:
+            unsettled = [item for item in items if not item[0].is_settled]
         try:
-            statuses = await resend(
-                lambda: settle(self._store, verb, topic, open_items),
-                patience=self._patience,
-                passes=_may_pass,
-            )
+            if unsettled:
+                call = partial(settle, self._store, topic, unsettled)
+                statuses = await resend(call, patience=self._patience, passes=_may_pass)
+                _tell(unsettled, statuses)
         except Exception as error:  # whatever it is: a lease must not be kept for ever
-            logger.error(
-                "settle.failed",
-                extra={"verb": verb, "topic": topic, "messages": len(open_items), "error": str(error)},
+            events.emit(
+                events.SettleFailed(
+                    verdict=name_of(type(items[0][1])),
+                    topic=topic,
+                    messages=len(unsettled),
+                    error=str(error),
+                )
             )
             raise
         finally:
-            self._forget([job for job, _ in items])
-        for (job, _), status in zip(open_items, statuses, strict=True):
-            if status is not Settled.DONE and job.settlement is not SETTLED:
-                lost = job.delivery
-                fields = {"verb": verb, "topic": topic, "id": lost.id, "token": lost.token}
-                logger.warning("lease.lost", extra=fields)
+            self._holdings.forget([job for job, _ in items])
         return [None] * len(items)
 
 
-def settle(store: Store, verb: str, topic: str, items: Iterable[Item]) -> Coroutine[Any, Any, list[Settled]]:
-    """Tell the server how deliveries end, all in the same way."""
-    match verb:
-        case "complete":
-            return store.complete(topic, [(job.delivery, how.seconds) for job, how in items])
-        case "retry":
-            return store.retry(topic, [(job.delivery, how.seconds, how.body) for job, how in items])
-        case "move_to_dlq":
-            return store.move_to_dlq(topic, [(job.delivery, how.body, how.error) for job, how in items])
-        case _:
-            return store.release(topic, [job.delivery for job, _ in items])
+def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
+    """Tell of a message that failed; *previous* held it, if a monitor took it over."""
+    topic, id_ = delivery.topic, delivery.id
+    if isinstance(verdict, Died):
+        death = verdict.death
+        said = death.kind if verdict.may_quote else death.error
+        reason = death.reason
+        events.emit(events.MessageDead(topic=topic, id=id_, reason=reason, error=said, previous=previous))
+    elif isinstance(verdict, Again):
+        events.emit(events.MessageRetried(topic=topic, id=id_, error=verdict.error, delay=verdict.delay))
+
+
+def name_of(kind: Kind) -> str:
+    """What events call a kind of verdict."""
+    return kind.__name__.lower()
+
+
+def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
+    """Tell of completed messages where anything listens, and of lost leases."""
+    completions = events.heard(events.MessageCompleted)
+    for (job, verdict), status in zip(items, statuses, strict=True):
+        if status is Settled.DONE:
+            if completions and type(verdict) is Done:
+                topic, id_ = job.delivery.topic, job.delivery.id
+                events.emit(events.MessageCompleted(topic=topic, id=id_, seconds=job.took))
+        elif not job.is_settled:
+            lost = job.delivery
+            events.emit(events.LeaseLost(topic=lost.topic, id=lost.id, token=lost.token))
 
 
 def _may_pass(error: Exception) -> bool:
@@ -160,5 +179,5 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, MxRmqError) and not isinstance(error, WrongKeyType)
 
 
-def _weight(item: Item) -> int:
+def _weight(item: tuple[Any, Any]) -> int:
     return len(item[1].body)

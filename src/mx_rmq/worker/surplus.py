@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from mx_rmq.shard import Shard
-    from mx_rmq.worker.job import Job
-    from mx_rmq.worker.pool import Pool
+    from mx_rmq.worker.holdings import Holdings, Job
+    from mx_rmq.worker.ready import ReadyJobs
+    from mx_rmq.worker.settler import Settler
 
-_INTERVAL = 0.1
-_LONGEST = 0.5
+_INTERVAL: Final = 0.1
+_LONGEST: Final = 0.5
 """Seconds for which a message is held ready; longer only while it lingers for its batch."""
 
 
@@ -24,9 +24,11 @@ class Surplus:
     that takes long, what was fetched for quick ones would wait although another worker is idle.
     """
 
-    def __init__(self, shards: Sequence[Shard], pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
-        self._shards = shards
-        self._pool = pool
+    def __init__(
+        self, settlers: Mapping[Holdings, Settler], ready: ReadyJobs, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._settlers = settlers
+        self._ready = ready
         self._loop = loop
         self._next = loop.call_later(_INTERVAL, self._look)
 
@@ -35,13 +37,13 @@ class Surplus:
         self._next.cancel()
 
     def _look(self) -> None:
-        if jobs := self._pool.take_back(self._loop.time() - _LONGEST):
-            self._pool.forget_ready(len(jobs))
-            give_back(self._shards, jobs)
+        if jobs := self._ready.take_back(self._loop.time() - _LONGEST):
+            self._ready.forget_ready(len(jobs))
+            give_back(self._settlers, jobs)
         self._next = self._loop.call_later(_INTERVAL, self._look)
 
 
-def give_back(shards: Iterable[Shard], jobs: Sequence[Job]) -> None:
+def give_back(settlers: Mapping[Holdings, Settler], jobs: Sequence[Job]) -> None:
     """Release jobs that have not begun, each on its shard."""
-    for shard in shards:
-        shard.settler.give_back(job for job in jobs if job.shard is shard)
+    for holdings, settler in settlers.items():
+        settler.give_back(job for job in jobs if job.holdings is holdings)

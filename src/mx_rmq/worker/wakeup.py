@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
+from mx_rmq.events import WakeFailed, emit
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection
 
-    from mx_rmq.link import Link
-    from mx_rmq.shard import Shard
-    from mx_rmq.worker.nudge import Nudge
-
-logger = logging.getLogger("mx_rmq.worker")
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.worker.alarm import Alarm
 
 _BLIND: Final = 0.1
 """How often to look, in seconds, while the tokens cannot be waited for."""
@@ -28,10 +26,10 @@ class Wakeup:
     stays under way when a wait ends early, and a later wait goes on with it.
     """
 
-    def __init__(self, shard: Shard, nudge: Nudge, longest: float) -> None:
-        self._link: Link = shard.blocking_link(longest)
-        self._commands = shard.link
-        self._nudge = nudge
+    def __init__(self, shard: Shard, alarm: Alarm, longest: float) -> None:
+        self._connection = shard.new_connection(longest)
+        self._commands = shard.connection
+        self._alarm = alarm
         self._longest = longest
         self._keys: frozenset[str] = frozenset()
         self._answer: asyncio.Future[Any] | None = None
@@ -41,7 +39,7 @@ class Wakeup:
         self._may_unblock = True
 
     async def wait(self, keys: Collection[str], seconds: float) -> Collection[str]:
-        """Wait for a token at any of *keys*, for *seconds* or for a nudge; returns where to look.
+        """Wait for a token at any of *keys*, for *seconds* or until the alarm rings; returns where to look.
 
         An earlier pop that is still under way is waited for too. If it does not cover all the keys it
         is ended for a new one.
@@ -52,40 +50,40 @@ class Wakeup:
                 await self.close()  # it may just have taken a token, so its keys are looked at
                 return suspects
             if not self._answer.done() or self._answer.exception() or self._answer.result() is not None:
-                self._nudge.give()
+                self._alarm.ring()
             else:
                 self._answer = None
         if self._answer is None and keys:
             self._keys = frozenset(keys)
             known = not self._may_unblock or (
-                self._client is not None and self._client[0] == self._link.connection
+                self._client is not None and self._client[0] == self._connection.number
             )
             # A future of its own: redis-py may swallow the cancellation of the task that connects.
             self._answer = asyncio.ensure_future(self._pop(keys) if known else self._identify_and_pop(keys))
-            self._answer.add_done_callback(self._nudge.give)
-        await self._nudge.wait(seconds)
+            self._answer.add_done_callback(self._alarm.ring)
+        await self._alarm.wait(seconds)
         if self._answer is None or not self._answer.done():
             return ()
         answer, self._answer = self._answer, None
         try:
             reply = answer.result()
-        except ResponseError as error:  # one of the keys has another type; nobody says which
+        except ResponseError as error:  # one of the keys has another type; the reply does not say which
             if not self._failed:
                 self._failed = True
-                logger.error("wake.failed", extra={"keys": sorted(self._keys), "error": str(error)})
-            await self._nudge.wait(min(seconds, _BLIND))
+                emit(WakeFailed(keys=sorted(self._keys), error=str(error)))
+            await self._alarm.wait(min(seconds, _BLIND))
             return self._keys
         self._failed = False
         return () if reply is None else (reply[0].decode(),)
 
     def _pop(self, keys: Collection[str]) -> Awaitable[Any]:
-        return self._link.execute_command("BLPOP", *keys, self._longest)
+        return self._connection.execute_command("BLPOP", *keys, self._longest)
 
     async def _identify_and_pop(self, keys: Collection[str]) -> Any:
         """Learn on a new connection by which number the server can end the pop, then pop."""
         try:
-            number = await self._link.execute_command("CLIENT", "ID")
-            self._client = self._link.connection, number
+            number = await self._connection.execute_command("CLIENT", "ID")
+            self._client = self._connection.number, number
         except ResponseError:
             self._may_unblock = False
         return await self._pop(keys)
@@ -94,7 +92,7 @@ class Wakeup:
         """End the pop under way and wait for its reply; False if that is not possible."""
         answer, client = self._answer, self._client
         assert answer is not None
-        if not self._may_unblock or client is None or client[0] != self._link.connection:
+        if not self._may_unblock or client is None or client[0] != self._connection.number:
             return False
         try:
             await self._commands.execute_command("CLIENT", "UNBLOCK", client[1])
@@ -106,7 +104,7 @@ class Wakeup:
 
     async def close(self) -> None:
         """Give the pop up."""
-        await self._link.close()
+        await self._connection.close()
         if self._answer is not None:
             self._answer.cancel()
             await asyncio.gather(self._answer, return_exceptions=True)

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+from mx_rmq import events
 from mx_rmq.errors import MxRmqError, NoHandler
-from mx_rmq.ids import new_id
-from mx_rmq.worker.deadlines import Deadlines
 from mx_rmq.worker.fetcher import Fetcher
-from mx_rmq.worker.job import End
-from mx_rmq.worker.leases import LeaseKeeper
+from mx_rmq.worker.holdings import End, Holdings
+from mx_rmq.worker.lease_keeper import LeaseKeeper
 from mx_rmq.worker.monitor import Monitor
-from mx_rmq.worker.pool import Pool
+from mx_rmq.worker.ready import ReadyJobs
 from mx_rmq.worker.runner import Runner
 from mx_rmq.worker.scheduler import Scheduler
+from mx_rmq.worker.settler import Settler
 from mx_rmq.worker.surplus import Surplus, give_back
 from mx_rmq.worker.threads import Threads
+from mx_rmq.worker.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.config import Config
-    from mx_rmq.handlers import Handler, Middleware
-    from mx_rmq.shard import Shard
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.worker.handlers import Handler, Middleware
     from mx_rmq.worker.service import Service
-
-logger = logging.getLogger("mx_rmq.worker")
 
 _LAST_WORDS = 1.0
 """How long a handler that is told to stop may take to do so."""
@@ -51,32 +50,37 @@ class Worker:
         # Made here, not in the configuration, which forked processes share: a lease names its one holder.
         # Long, so that a lease has more than 64 bytes: below that the server would keep a few hundred of
         # them in one packed list, and search it from its start for each.
-        self.name = f"{config.worker}.{os.getpid()}.{new_id()}"
-        self._shards = shards
-        self._pool = Pool(handlers, config.concurrency, config.prefetch)
+        self.name = f"{config.worker_name}.{os.getpid()}.{uuid4().hex[:22]}"
+        self._settlers = {
+            holdings: Settler(holdings, config.patience) for holdings in [Holdings(shard) for shard in shards]
+        }
+        self._holdings = list(self._settlers)
+        self._ready = ReadyJobs(handlers, config.concurrency, config.prefetch)
         # A third of the lease, so that a timeout is settled before the lease has run out.
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
         self._over = False
-        runner = Runner(self._pool, self._threads, config, self.name, middleware, self._ending)
+        runner = Runner(
+            self._ready, self._settlers, self._threads, config, self.name, middleware, self._ending
+        )
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
-        self._fetchers = [Fetcher(shard, self._pool, config, self.name) for shard in shards]
+        self._fetchers = [Fetcher(each, self._ready, config, self.name) for each in self._holdings]
         self._schedulers = [Scheduler(shard) for shard in shards]
         facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
         self._monitors = [
-            Monitor(shard, config, self.name, facts, retries, on_recovered=fetcher.look_at)
-            for shard, fetcher in zip(shards, self._fetchers, strict=True)
+            Monitor(holdings, config, self.name, facts, retries, on_recovered=fetcher.look_at)
+            for holdings, fetcher in zip(self._holdings, self._fetchers, strict=True)
         ]
         loop = asyncio.get_running_loop()
-        self._deadlines = Deadlines(shards, [handler.timeout for handler in handlers], loop)
-        self._surplus = Surplus(shards, self._pool, loop)
-        self._leases = LeaseKeeper(shards, self._pool, config, loop)
+        self._timeouts = Timeouts(self._holdings, [handler.timeout for handler in handlers], loop)
+        self._surplus = Surplus(self._settlers, self._ready, loop)
+        self._leases = LeaseKeeper(self._settlers, self._ready, config, loop)
         self._hurry = asyncio.Event()
         self._leases.start()
         self._tasks = {
             service: asyncio.create_task(service.run(), name=f"mx-rmq-{service.name}")
             for service in [*self._monitors, *self._schedulers, *self._fetchers]
         }
-        logger.info("worker.started", extra={"worker": self.name, "topics": sorted(self._pool.topics)})
+        events.emit(events.WorkerStarted(worker=self.name, topics=sorted(self._ready.topics)))
 
     async def stop(self) -> None:
         """End in order: start no more, let handlers finish within the grace, give back the rest.
@@ -84,11 +88,11 @@ class Worker:
         If the server is away, what is not settled by the end of the grace is given up: its lease runs
         out, and it is delivered again. Nothing else takes longer than ``socket_timeout``.
         """
-        until = asyncio.get_running_loop().time() + self._config.grace
-        self._pool.close()
+        until = asyncio.get_running_loop().time() + self._config.stop_grace
+        self._ready.close()
         await self._end(self._fetchers)
         self._surplus.close()
-        give_back(self._shards, self._pool.drain())
+        give_back(self._settlers, self._ready.drain())
         await self._finish_running(until)
         await self._settle(until)
         await self._end([*self._schedulers, *self._monitors])
@@ -96,13 +100,13 @@ class Worker:
             try:
                 await monitor.leave()
             except MxRmqError as error:
-                logger.warning("worker.not_signed_off", extra={"error": str(error)})
+                events.emit(events.WorkerNotSignedOff(error=str(error)))
         await asyncio.to_thread(self._leases.stop, self._config.socket_timeout)
-        for shard in self._shards:
-            shard.held.clear()
-        self._deadlines.close()
+        for holdings in self._holdings:
+            holdings.jobs.clear()
+        self._timeouts.close()
         self._threads.close()
-        logger.info("worker.stopped", extra={"worker": self.name})
+        events.emit(events.WorkerStopped(worker=self.name))
 
     def _ending(self) -> bool:
         """Whether the runners shall end: after a stop, or because the program cancels all its tasks."""
@@ -114,11 +118,11 @@ class Worker:
 
     async def _finish_running(self, until: float) -> None:
         """Let handlers finish, or stop them when the grace is over; then end the runners."""
-        idle = asyncio.ensure_future(self._pool.idle())
+        idle = asyncio.ensure_future(self._ready.idle())
         await self._wait(idle, until, hurried=0.0)
         if not idle.done():
-            running = [job for shard in self._shards for job in shard.held]
-            logger.warning("worker.grace_over", extra={"running": len(running)})
+            running = [job for holdings in self._holdings for job in holdings.jobs]
+            events.emit(events.StopGraceOver(running=len(running)))
             for job in sorted(running, key=lambda job: job.started_at):  # so they go back in order
                 job.stop(End.STOP)
             await asyncio.wait([idle], timeout=_LAST_WORDS)
@@ -128,18 +132,18 @@ class Worker:
             runner.cancel()
         _, deaf = await asyncio.wait(self._runners, timeout=_LAST_WORDS)
         if deaf:  # there is no way to end them; their leases run out
-            logger.error("worker.handlers_ignore_stop", extra={"running": len(deaf)})
+            events.emit(events.HandlersIgnoreStop(running=len(deaf)))
 
     async def _settle(self, until: float) -> None:
         """Wait until everything is settled, but not for ever: the server may be away."""
-        drains = (shard.settler.drained() for shard in self._shards)
+        drains = (settler.drained() for settler in self._settlers.values())
         everything = asyncio.gather(*drains, return_exceptions=True)
         soon = asyncio.get_running_loop().time() + self._config.socket_timeout
         await self._wait(everything, max(until, soon), hurried=_LAST_WORDS)
         if not everything.done():
             everything.cancel()
-            for shard in self._shards:
-                shard.settler.give_up()
+            for settler in self._settlers.values():
+                settler.give_up()
             await asyncio.gather(everything, return_exceptions=True)
 
     async def _wait(self, what: asyncio.Future[Any], until: float, *, hurried: float) -> None:

@@ -1,0 +1,304 @@
+"""Opening, starting, stopping and closing a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq import events
+from mx_rmq.errors import ConfigError, NoHandler, ServerUnavailable
+from mx_rmq.producing.producer import Producer
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.resend import resend
+from mx_rmq.storage.server_check import check_recovery, check_server
+from mx_rmq.storage.shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from mx_rmq.config import Config
+    from mx_rmq.storage.locate import Address
+    from mx_rmq.worker.handlers import Handler, Middleware
+    from mx_rmq.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The queue is connected."""
+
+    shards: list[Shard]
+    producer: Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No worker runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A worker runs."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A worker is being stopped."""
+
+    task: asyncio.Task[None]
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A worker is being started, after the one before it has stopped."""
+
+    task: asyncio.Task[None]
+    after: Stopping | Running | Idle
+
+
+Work = Idle | Starting | Running | Stopping
+
+_IDLE = Idle()
+
+
+class _Session:
+    """A queue in one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.turn = asyncio.Lock()
+        """Opening and closing take turns."""
+        self.opened: Opened | None = None
+        self._work: Work = _IDLE
+        self.failures, self.failure = 0, ""
+        """How often opening failed because the server could not be reached, and why the last time."""
+
+    @property
+    def work(self) -> Work:
+        """What the worker does now; a change whose task has ended is over, however it ended."""
+        if isinstance(self._work, Starting) and self._work.task.done():
+            self._work = self._work.after
+        if isinstance(self._work, Stopping) and self._work.task.done():
+            self._work = _IDLE
+        return self._work
+
+    @work.setter
+    def work(self, work: Work) -> None:
+        self._work = work
+
+
+class Lifecycle:
+    """The state of a queue, in one event loop at a time.
+
+    Args:
+        config: of the queue.
+        address: of its server.
+        handlers: by topic; may grow until a worker starts.
+        middleware: around handlers; may grow likewise.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        address: Address,
+        handlers: Mapping[str, Handler[Any]],
+        middleware: Sequence[Middleware],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._handlers = handlers
+        self._middleware = middleware
+        self._session: _Session | None = None
+
+    # -- open and close
+
+    async def open(self) -> Opened:
+        """Connect and check the server, unless that is done."""
+        session = self._here()
+        failures = session.failures
+        async with session.turn:
+            if session.opened is None:
+                if failures != session.failures:  # the attempt that this caller waited for failed
+                    raise ServerUnavailable(session.failure)
+                try:
+                    session.opened = await self._connect()
+                except ServerUnavailable as error:
+                    session.failures, session.failure = session.failures + 1, str(error)
+                    raise
+            return session.opened
+
+    async def close(self) -> None:
+        """Stop the worker if it runs, let what is being produced be stored, and close every connection."""
+        session = self._here()
+        await self.stop()
+        async with session.turn:
+            opened, session.opened = session.opened, None
+            if opened is not None:
+                await opened.producer.close()
+            await self._disconnect(opened.shards if opened else [])
+
+    @property
+    def producer(self) -> Producer | None:
+        """The producer, if the queue is open in this event loop."""
+        session = self._session
+        if session is None or session.opened is None or session.loop is not asyncio.get_running_loop():
+            return None
+        return session.opened.producer
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of the open queue.
+
+        Raises:
+            ConfigError: it is not open in this event loop.
+        """
+        session = self._session
+        if session is None or session.opened is None or session.loop is not asyncio.get_running_loop():
+            raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
+        return session.opened.shards
+
+    def _here(self) -> _Session:
+        """The session of the running event loop.
+
+        A loop that ended without ``close`` took its connections with it; nothing of them is used again.
+        """
+        loop, session = asyncio.get_running_loop(), self._session
+        if session is None or session.loop is not loop:
+            if session is not None and session.opened is not None and session.loop.is_running():
+                raise ConfigError("the queue is open in another event loop; make one queue for each loop")
+            session = self._session = _Session(loop)
+        return session
+
+    async def _connect(self) -> Opened:
+        shards: list[Shard] = []
+        try:
+            embedded = self._config.url.startswith("embedded:")
+            revive = self._address.revive if embedded else None
+            shards.append(Shard(await self._enter(), self._config, revive=revive))
+            if self._config.server_check != "off":
+                for shard in shards:
+                    await self._check(Queries(shard.store))
+            return Opened(shards, Producer(self._config, shards))
+        except BaseException:
+            await self._disconnect(shards)
+            raise
+
+    async def _check(self, queries: Queries) -> None:
+        config = self._config
+        look = partial(
+            check_server,
+            queries,
+            mode=config.server_check,
+            private=config.url == "embedded://",
+            durability=config.durability,
+            replicas=config.replicas,
+        )
+        await resend(look, patience=config.patience)
+        if config.recovery_grace is not None:
+            recovery = partial(check_recovery, queries, lease=config.lease)
+            await resend(recovery, patience=config.patience)
+
+    async def _enter(self) -> str:
+        """Where to connect to; an embedded server is not left running if this is cancelled."""
+        entering = asyncio.ensure_future(asyncio.to_thread(self._address.enter, self))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            await asyncio.wait([entering])
+            raise
+
+    async def _disconnect(self, shards: list[Shard]) -> None:
+        for shard in shards:
+            await shard.close()
+        await asyncio.to_thread(self._address.leave, self)
+
+    # -- start and stop
+
+    @property
+    def work(self) -> Work:
+        """What the worker does now."""
+        return _IDLE if self._session is None else self._session.work
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that runs or is being stopped."""
+        work = self.work.after if isinstance(self.work, Starting) else self.work
+        return None if isinstance(work, Idle) else work.worker
+
+    def start(self) -> asyncio.Task[None]:
+        """Start a worker, unless one runs; the task is done when it has begun."""
+        if not self._handlers:
+            raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
+        session = self._here()
+        work = session.work
+        if isinstance(work, Starting):
+            return work.task
+        task = session.loop.create_task(self._start(session, work))
+        session.work = Starting(task, work)
+        task.add_done_callback(_tell_failure)
+        return task
+
+    async def _start(self, session: _Session, before: Idle | Running | Stopping) -> None:
+        if isinstance(before, Stopping):
+            await asyncio.wait([before.task])
+        opened = await self.open()
+        if not isinstance(before, Running):
+            from mx_rmq.worker.worker import Worker  # here: a pure producer needs nothing of it
+
+            handlers, middleware = list(self._handlers.values()), list(self._middleware)
+            session.work = Running(Worker(self._config, opened.shards, handlers, middleware))
+
+    async def stop(self) -> None:
+        """Stop the worker if one runs; cancelling this leaves the stop under way."""
+        session = self._here()
+        work = session.work
+        if isinstance(work, Starting):
+            work.task.cancel()
+            await asyncio.wait([work.task])
+            work = session.work
+        if isinstance(work, Running):
+            work = Stopping(session.loop.create_task(work.worker.stop()), work.worker)
+            session.work = work
+        if isinstance(work, Stopping):
+            await asyncio.shield(work.task)
+
+    async def run(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Work until SIGTERM or SIGINT, then *close*; a second signal does not wait for handlers.
+
+        A signal that was being ignored stays so.
+        """
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+
+        def on_signal() -> None:
+            if stop.is_set() and self.worker is not None:
+                self.worker.hurry()
+            stop.set()
+
+        for number in signals:
+            loop.add_signal_handler(number, on_signal)
+        stopped = loop.create_task(stop.wait())
+        try:
+            starting = self.start()
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await stopped
+        finally:
+            stopped.cancel()
+            try:
+                await close()
+            finally:
+                for number in signals:
+                    loop.remove_signal_handler(number)
+
+
+def _tell_failure(starting: asyncio.Task[None]) -> None:
+    """A start may be awaited by no caller; that it failed must be known all the same."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        events.emit(events.WorkerNotStarted(error=str(error)))

@@ -1,0 +1,1 @@
+"""What operators ask of a queue and do to it."""

@@ -1,0 +1,454 @@
+"""The audit: reads a whole queue and checks that every message is in exactly one place (I1–I3).
+
+It reads in chunks, so the server goes on serving; each message is judged by one atomic look at
+everything the queue holds of it. Only whether a pending message is in its list cannot be asked in
+one look: lists are read from their growing end, where nothing can be missed, and a message not seen
+there is looked for a second time before it counts as stray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import ResponseError
+
+from mx_rmq.checks import check_name, is_name
+from mx_rmq.errors import InvalidName, UnreadableMessage
+from mx_rmq.limits import REPLY_BYTES
+from mx_rmq.message import decode_message
+from mx_rmq.storage.contract import Examined, Suspect
+from mx_rmq.storage.keys import (
+    ERROR_FIELD,
+    KEPT_FIELD,
+    PENDING,
+    QUEUE_PARTS,
+    STALE_COUNTER,
+    TOPIC_FIELD,
+    TOPIC_PARTS,
+)
+from mx_rmq.storage.queries import Queries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from mx_rmq.storage.store import Store
+
+CHUNK: Final = 500
+
+FIELDS: Final = tuple(field[1:].encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
+"""What a message has beside its body."""
+
+GAINS: Final = ("produced", "replayed", "adjusted")
+LOSSES: Final = ("completed", "dead", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str
+    what: str
+    """The message id, the key or the topic it is about."""
+    topic: str = ""
+    repaired: bool = False
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What the audit counted and found."""
+
+    places: Counter[str] = field(default_factory=Counter)
+    """How many messages are pending, processing, delayed and dead."""
+    stale_hints: int = 0
+    """Entries of pending lists that no claim would deliver; harmless, dropped when claimed."""
+    findings: list[Finding] = field(default_factory=list)
+    counters_checked: bool = True
+    """False where traffic during the audit made a comparison of the counters meaningless."""
+
+    @property
+    def clean(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.findings
+
+    @property
+    def live(self) -> int:
+        """How many messages are still to run."""
+        return self.places["pending"] + self.places["processing"] + self.places["delayed"]
+
+
+async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> AuditReport:
+    """Check a queue, and with *repair* put every stray message back where nothing is lost.
+
+    A body in no place becomes pending, a lease without deadline gets one of *lease* seconds, what is
+    left of a message without body is removed, a key of the wrong type is renamed out of the way, and
+    so is a field that is no message's.
+    """
+    return await _Audit(store, repair=repair, lease=lease).run()
+
+
+class _Audit:
+    def __init__(self, store: Store, *, repair: bool, lease: float) -> None:
+        self._store = store
+        self._keys = store.keys
+        self._names_only = True
+        """Whether HSCAN is asked to leave the values out, as far as is known."""
+        self._repair = repair
+        self._lease = lease
+        self._report = AuditReport()
+        self._live: Counter[str] = Counter()
+        self._dead: Counter[str] = Counter()
+        self._stale: dict[str, int] = {}
+        self._strays: Counter[str] = Counter()
+        """Messages in no place; each gets an entry in a list of its topic by a repair."""
+        self._reported: set[tuple[str, str]] = set()
+
+    async def run(self) -> AuditReport:
+        topics = await self._topics()
+        usable = await self._check_types(topics)
+        if not all(self._keys.of_queue(part) in usable for part in QUEUE_PARTS):
+            return self._report  # Without repair nothing behind such a key can be judged.
+        before = await self._counters()
+        listed = await self._listed(topics, usable)
+        unseen = await self._check_bodies(listed)
+        await self._check_unseen(unseen, topics)
+        await self._check_places(topics, usable)
+        await self._check_dead()
+        await self._check_counters(before)
+        await self._check_hints(before, listed, usable)
+        return self._report
+
+    # -- keys
+
+    async def _topics(self) -> list[str]:
+        """Every topic that has a key; by SCAN, because the register of topics is only for tools."""
+        topics = set()
+        pattern = self._keys.prefix.replace("[", "\\[") + "*"
+        async for key in self._names(pattern):
+            topic, _, part = key.decode(errors="replace").removeprefix(self._keys.prefix).partition(":")
+            if part in TOPIC_PARTS and is_name(topic):
+                topics.add(topic)
+        return sorted(topics)
+
+    async def _check_types(self, topics: Iterable[str]) -> set[str]:
+        """The keys that have their type or do not exist, after renaming the others if repairing."""
+        expected = {self._keys.of_queue(part): kind for part, kind in QUEUE_PARTS.items()}
+        for topic in topics:
+            expected |= {self._keys.of_topic(topic, part): kind for part, kind in TOPIC_PARTS.items()}
+        usable = set()
+        for key, kind in expected.items():
+            found = (await self._command("TYPE", key)).decode()
+            if found in (kind, "none"):
+                usable.add(key)
+                continue
+            if self._repair:
+                aside = f"{key}:foreign:{time.time_ns()}"
+                await self._command("RENAME", key, aside)
+                usable.add(key)
+            self._add("wrong-type", key, detail=f"is a {found}, not a {kind}")
+        return usable
+
+    # -- messages
+
+    async def _listed(self, topics: Iterable[str], usable: set[str]) -> dict[str, Counter[bytes]]:
+        """What stands in the pending lists of each topic."""
+        listed: dict[str, Counter[bytes]] = {}
+        for topic in topics:
+            entries = listed[topic] = Counter()
+            for part in PENDING.values():
+                key = self._keys.of_topic(topic, part)
+                start = 0
+                while key in usable and (
+                    chunk := await self._command("LRANGE", key, start, start + CHUNK - 1)
+                ):
+                    entries.update(chunk)
+                    start += CHUNK
+        return listed
+
+    async def _check_bodies(self, listed: dict[str, Counter[bytes]]) -> list[Suspect]:
+        """Judge every stored message; returns those that should be pending but were in no list."""
+        unseen: list[Suspect] = []
+        claimable: Counter[str] = Counter()
+        async for suspects in self._chunks(self._stored("payload")):
+            for suspect, verdict in await self._judge(await self._with_topics("payload", suspects)):
+                if verdict.place == "none":
+                    continue
+                self._report.places[verdict.place] += 1
+                self._live[verdict.topic] += 1
+                if verdict.place == "pending" and "body-in-no-place" not in verdict.findings:
+                    if suspect.id in listed.get(verdict.topic, ()):
+                        claimable[verdict.topic] += 1
+                    else:
+                        unseen.append(suspect)
+        self._stale = {topic: entries.total() - claimable[topic] for topic, entries in listed.items()}
+        self._report.stale_hints = sum(self._stale.values())
+        return unseen
+
+    async def _check_unseen(self, unseen: list[Suspect], topics: list[str]) -> None:
+        """Look again for messages that were in no list: one may just have been promoted or produced."""
+        if not unseen:
+            return
+        still = [s for s, v in await self._look(unseen) if v.place == "pending"]
+        before = await self._kept(still)
+        topics = sorted({*topics, *await self._topics()})  # a topic without messages had no keys before
+        listed = await self._listed(topics, await self._check_types(topics))
+        again = await self._look(still)
+        after = await self._kept(still)  # another count of leases: it was claimed and released meanwhile
+        stray = [
+            suspect._replace(listed=False)
+            for (suspect, verdict), one, other in zip(again, before, after, strict=True)
+            if verdict.place == "pending" and one == other and suspect.id not in listed.get(verdict.topic, ())
+        ]
+        for start in range(0, len(stray), CHUNK):
+            await self._judge(stray[start : start + CHUNK])
+
+    async def _kept(self, suspects: list[Suspect]) -> list[Any]:
+        """How often each message was leased when it was last pending."""
+        kept: list[Any] = []
+        for start in range(0, len(suspects), CHUNK):
+            fields = [_shown(suspect.id) + KEPT_FIELD for suspect in suspects[start : start + CHUNK]]
+            kept += await self._command("HMGET", self._keys.of_queue("payload"), *fields)
+        return kept
+
+    async def _check_places(self, topics: Iterable[str], usable: set[str]) -> None:
+        """Judge what stands in a place; messages with a body have been judged, the others are strays."""
+        for topic in topics:
+            key = self._keys.of_topic(topic, "processing")
+            if key in usable:
+                async for chunk in self._chunks(self._entries("HSCAN", key, found_in=topic)):
+                    await self._judge(chunk)
+        for part in ("all_expire_monitor", "delay_tasks"):
+            async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue(part))):
+                await self._judge(chunk)
+
+    async def _check_dead(self) -> None:
+        async for chunk in self._chunks(self._stored("dlq_payload")):
+            for _, verdict in await self._judge(await self._with_topics("dlq_payload", chunk)):
+                if verdict.place == "dead":
+                    self._report.places["dead"] += 1
+                    self._dead[verdict.topic] += 1
+        async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue("dlq"))):
+            await self._judge(chunk)
+
+    async def _judge(self, suspects: list[Suspect]) -> list[tuple[Suspect, Examined]]:
+        """One atomic look at each; what is wrong is reported once, and mended if repairing."""
+        verdicts = await self._store.examine(suspects, mend=self._repair, lease=self._lease)
+        for suspect, verdict in zip(suspects, verdicts, strict=True):
+            for kind in verdict.findings:
+                self._add(kind, _shown(suspect.id), topic=verdict.topic)
+            self._strays[verdict.topic] += "body-in-no-place" in verdict.findings
+        return list(zip(suspects, verdicts, strict=True))
+
+    async def _look(self, suspects: list[Suspect]) -> list[tuple[Suspect, Examined]]:
+        seen: list[tuple[Suspect, Examined]] = []
+        for start in range(0, len(suspects), CHUNK):
+            chunk = suspects[start : start + CHUNK]
+            seen += zip(chunk, await self._store.examine(chunk), strict=True)
+        return seen
+
+    # -- counters
+
+    async def _counters(self) -> dict[str, int]:
+        pairs = await self._command("HGETALL", self._keys.of_queue("counters"))
+        if not isinstance(pairs, dict):
+            pairs = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        return {
+            name.decode(errors="replace"): int(value)
+            for name, value in pairs.items()
+            if value.lstrip(b"-").isdigit() and len(value) <= 20  # a longer one is not ours
+        }
+
+    async def _check_counters(self, before: dict[str, int]) -> None:
+        """What came minus what went must be what is there; asked only if nothing moved meanwhile."""
+        counters = await self._counters()
+        if counters != before:
+            self._report.counters_checked = False
+            return
+        for topic in sorted(
+            {name.partition(":")[0] for name in counters} | set(self._live) | set(self._dead)
+        ):
+            live = sum(counters.get(f"{topic}:{gain}", 0) for gain in GAINS)
+            live -= sum(counters.get(f"{topic}:{loss}", 0) for loss in LOSSES)
+            dead = counters.get(f"{topic}:dead", 0) + counters.get(f"{topic}:adjusted_dead", 0)
+            dead -= counters.get(f"{topic}:replayed", 0) + counters.get(f"{topic}:deleted", 0)
+            await self._compare(topic, "adjusted", live, self._live[topic])
+            await self._compare(topic, "adjusted_dead", dead, self._dead[topic])
+
+    async def _check_hints(
+        self, before: dict[str, int], listed: dict[str, Counter[bytes]], usable: set[str]
+    ) -> None:
+        """How many entries no claim would deliver, topic by topic; asked only if no list has moved."""
+        counted = {name.removesuffix(STALE_COUNTER) for name in before if name.endswith(STALE_COUNTER)}
+        for topic in sorted(self._stale.keys() | set(filter(is_name, counted))):
+            stale = self._stale.get(topic, 0)
+            lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
+            if not self._report.counters_checked or (topic in listed and not usable.issuperset(lists)):
+                continue
+            entries = sum([await self._command("LLEN", key) for key in lists])
+            said = before.get(topic + STALE_COUNTER, 0)
+            mended = self._strays[topic] if self._repair else 0
+            if entries != listed.get(topic, Counter()).total() + mended:
+                self._report.counters_checked = False
+            elif said != stale:
+                if self._repair:
+                    key = self._keys.of_queue("counters")
+                    await self._command("HSET", key, topic + STALE_COUNTER, stale)
+                if not self._strays[topic]:  # else it follows from what is said of them
+                    detail = f"the counters say {said} entries that no claim delivers, there are {stale}"
+                    self._add("counters-disagree", topic + STALE_COUNTER, topic=topic, detail=detail)
+
+    async def _compare(self, topic: str, adjustment: str, said: int, found: int) -> None:
+        if said == found:
+            return
+        if self._repair:
+            key = self._keys.of_queue("counters")
+            await self._command("HINCRBY", key, f"{topic}:{adjustment}", found - said)
+        place = "dead" if adjustment == "adjusted_dead" else "live"
+        detail = f"the counters say {said} {place}, there are {found}"
+        self._add("counters-disagree", topic, topic=topic, detail=detail)
+
+    # -- reading
+
+    def _add(self, kind: str, what: str, *, topic: str = "", detail: str = "") -> None:
+        if (kind, what) not in self._reported:
+            self._reported.add((kind, what))
+            self._report.findings.append(Finding(kind, what, topic, repaired=self._repair, detail=detail))
+
+    async def _command(self, *args: Any) -> Any:
+        return await self._store.commands.execute_command(*args)
+
+    async def _stored(self, part: str) -> AsyncIterator[Suspect]:
+        """Each message a hash of bodies holds, once; then ids of which only other fields are left."""
+        seen: set[bytes] = set()
+        loose: set[bytes] = set()
+        key = self._keys.of_queue(part)
+        async for name in self._fields(key):
+            id_, colon, rest = name.partition(b":")
+            if not is_name(id_) or (colon and rest not in FIELDS):
+                await self._set_aside(key, name)
+            elif rest:
+                loose.add(id_)
+            elif id_ not in seen:
+                seen.add(id_)
+                yield Suspect(id_)
+        for id_ in loose - seen:
+            yield Suspect(id_)
+
+    async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
+        """The same, with the topic that its body names for each that has no topic of its own."""
+        ids = [_shown(suspect.id) for suspect in suspects]
+        topics = await self._command("HMGET", self._keys.of_queue(part), *(f"{id_}:queue" for id_ in ids))
+        lost = [n for n, topic in enumerate(topics) if topic is None or not is_name(topic)]
+        bodies = [
+            _topic_of(body)
+            async for some in Queries(self._store).values(part, [ids[n] for n in lost])
+            for body in some
+        ]
+        known = dict(zip(lost, bodies, strict=True))
+        return [
+            suspect._replace(fallback=known[n]) if n in known else suspect
+            for n, suspect in enumerate(suspects)
+        ]
+
+    async def _set_aside(self, key: str, name: bytes) -> None:
+        """A field that is no message's is somebody else's; it is kept where it is in nobody's way."""
+        if self._repair and (value := await self._command("HGET", key, name)) is not None:
+            await self._command("HSET", f"{key}:foreign", name, value)
+            await self._command("HDEL", key, name)
+        self._add("foreign-field", _shown(name), detail=f"in {key}")
+
+    async def _entries(self, command: str, key: str, found_in: str = "") -> AsyncIterator[Suspect]:
+        async for name, _ in self._pairs(command, key):
+            yield Suspect(name, found_in=found_in)
+
+    async def _names(self, match: str) -> AsyncIterator[bytes]:
+        cursor: Any = 0
+        while True:
+            cursor, names = await self._command("SCAN", cursor, "MATCH", match, "COUNT", CHUNK)
+            for name in names:
+                yield name
+            if int(cursor) == 0:
+                return
+
+    async def _pairs(self, command: str, key: str) -> AsyncIterator[tuple[bytes, Any]]:
+        """The pairs of a hash or sorted set, whether the connection has paired them or not."""
+        cursor: Any = 0
+        while True:
+            cursor, items = await self._command(command, key, cursor, "COUNT", CHUNK)
+            for name, value in _paired(items):
+                yield name, value
+            if int(cursor) == 0:
+                return
+
+    async def _fields(self, key: str) -> AsyncIterator[bytes]:
+        """The names of a hash's fields.
+
+        A server that knows no NOVALUES (Redis before 7.4) sends the values too. There so few are asked
+        for at a time that a reply is a small part of what it may be, judged by the fields so far: the
+        order of a hash is random, so those to come are like them. A quarter of their number at most, so
+        that large ones which are rare are not met for the first time in a great many.
+        """
+        cursor: Any = 0
+        count = 1
+        fields = size = 0
+        while True:
+            if self._names_only:
+                try:
+                    reply = await self._command("HSCAN", key, cursor, "COUNT", CHUNK, "NOVALUES")
+                except ResponseError as error:
+                    if "syntax" not in str(error):
+                        raise
+                    self._names_only = False
+                    continue
+                if isinstance(reply[1], dict):  # a client that pairs whatever comes
+                    self._names_only = False
+                    continue
+                cursor, names = reply
+            else:
+                cursor, items = await self._command("HSCAN", key, cursor, "COUNT", count)
+                pairs = _paired(items)
+                names = [name for name, _ in pairs]
+                fields += len(pairs)
+                size += sum(len(name) + len(value) for name, value in pairs)
+                fitting = fields * REPLY_BYTES // (32 * size) if size else CHUNK
+                count = max(1, min(fields // 4, fitting, CHUNK))
+            for name in names:
+                yield name
+            if int(cursor) == 0:
+                return
+
+    async def _chunks(self, suspects: AsyncIterator[Suspect]) -> AsyncIterator[list[Suspect]]:
+        """Suspects in chunks of one call each."""
+        chunk: list[Suspect] = []
+        async for suspect in suspects:
+            chunk.append(suspect)
+            if len(chunk) == CHUNK:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+
+def _paired(items: Any) -> list[tuple[bytes, Any]]:
+    """The pairs of a reply, whether the connection has paired them or not."""
+    if isinstance(items, dict):
+        return list(items.items())
+    if items and not isinstance(items[0], tuple | list):
+        return list(zip(items[::2], items[1::2], strict=True))
+    return list(items)
+
+
+def _shown(name: str | bytes) -> str:
+    """A name for people; it may be anybody's bytes."""
+    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+
+
+def _topic_of(body: bytes | None) -> str:
+    """The topic a stored message names, for one whose own topic field is lost."""
+    try:
+        return check_name("topic", decode_message(body or b"").topic)
+    except (UnreadableMessage, InvalidName):
+        return "unknown"

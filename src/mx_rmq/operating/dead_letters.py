@@ -1,0 +1,350 @@
+"""The DLQ as an operator sees it: read, replay, edit, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from mx_rmq.checks import check_seconds, check_whole, plain, refusal
+from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
+from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
+from mx_rmq.payloads import encode_payload
+from mx_rmq.storage.contract import NewMessage, Replay, Replayed
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.store import check_size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from mx_rmq.storage.shard import Shard
+
+_PAGE: Final = 200
+"""Messages of one call: to free so many bodies of a megabyte takes the server 20 ms."""
+_NOT_GIVEN: Final = object()
+
+
+class NotDead(MxRmqError, LookupError):
+    """There is no such message in the DLQ, or it could not be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message in the DLQ."""
+
+    id: str
+    topic: str
+    died_at: float
+    reason: Reason
+    error: str
+    kind: str
+    """The class of the error, by which dead messages are grouped."""
+    body: bytes
+    """The stored bytes as they are; empty if they are missing."""
+
+    @property
+    def message(self) -> Message | None:
+        """The message with its history; None if the stored bytes cannot be read."""
+        try:
+            return decode_message(self.body)
+        except UnreadableMessage:
+            return None
+
+    @property
+    def payload(self) -> Any:
+        """The payload as plain values; None if it cannot be read."""
+        message = self.message
+        try:
+            return None if message is None else msgspec.json.decode(message.payload)
+        except msgspec.MsgspecError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some dead messages, and where to go on."""
+
+    letters: list[DeadLetter]
+    next: str | None
+    """What to pass as *after* for the next page; None after the last."""
+
+
+Letters = list[DeadLetter]  # inside the class, ``list`` is a method
+Ids = list[str]
+Mark = tuple[str, float]
+"""A dead message's id and when it died."""
+
+
+class _Found(NamedTuple):
+    """A dead message without its body."""
+
+    id: str
+    died_at: float
+    rank: int
+    topic: str
+    death: Death
+
+
+Finds = list[_Found]
+
+
+class DeadLetters:
+    """``queue.dlq``."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self._shards = shards
+
+    async def list(
+        self, *, topic: str | None = None, error: str | None = None, limit: int = 50, after: str | None = None
+    ) -> Page:
+        """Dead messages, latest first, a page at a time.
+
+        Args:
+            topic: only those of a topic.
+            error: only those with an error: its reason, its class or a part of its text.
+            limit: how many at most.
+            after: where the page before this one said to go on.
+        """
+        check_whole("limit", limit, 1)
+        number, rank = _place(after)
+        letters: Letters = []
+        for at in range(number, len(self._shards)):
+            queries = Queries(self._shards[at].operating)
+            found: Finds = []
+            async for one in _scan(queries, rank, topic, error):
+                if len(letters) + len(found) == limit:
+                    return Page(letters + await _letters(queries, found), f"{at}.{one.rank}")
+                found.append(one)
+            letters += await _letters(queries, found)
+            rank = 0
+        return Page(letters, None)
+
+    async def groups(self) -> Counter[tuple[str, str]]:
+        """How many are dead, by topic and class of error (or reason, where there was no error)."""
+        groups: Counter[tuple[str, str]] = Counter()
+        for shard in self._shards:
+            async for one in _scan(Queries(shard.operating)):
+                groups[one.topic, one.death.kind or one.death.reason] += 1
+        return groups
+
+    async def get(self, id_: str) -> DeadLetter:
+        """One dead message.
+
+        Raises:
+            NotDead: there is none with that id.
+        """
+        id_ = plain(id_)
+        queries = Queries(self._shard_of(id_).operating)
+        (died_at,) = await queries.died_at([id_])
+        if died_at is not None:
+            for letter in await _letters(queries, await _labelled(queries, [(id_, died_at)])):
+                return letter
+        raise _not_dead(id_)
+
+    async def replay(self, *ids: str, payload: Any = _NOT_GIVEN) -> int:
+        """Give dead messages another life, as if new: attempts start at one, the history stays.
+
+        Args:
+            ids: which.
+            payload: for a single message, what to run it with instead.
+
+        Raises:
+            NotDead: one of them is not dead, or is alive again under the same id; others of them may have
+                been replayed.
+            InvalidPayload, MessageTooLarge: the new payload cannot be stored.
+            UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
+        """
+        if payload is not _NOT_GIVEN and len(ids) != 1:
+            raise ConfigError("a new payload is for one message at a time")
+        for shard, own in self._by_shard(ids):
+            for start in range(0, len(own), _PAGE):
+                await _replay_page(shard, own[start : start + _PAGE], payload)
+        return len(ids)
+
+    async def replay_all(
+        self, *, topic: str | None = None, error: str | None = None, rate: float | None = None
+    ) -> int:
+        """Replay everything that matches now, the first to die first, at most *rate* a second.
+
+        Returns how many were.
+        """
+        if rate is not None and not rate > 0:
+            raise refusal("rate", "messages a second > 0, or None for no limit", rate)
+        # A tenth of a second's worth at a time, so that a rate has no bursts that could be seen.
+        at_once = _PAGE if rate is None else max(1, min(_PAGE, int(rate / 10)))
+        replayed = 0
+        for shard in self._shards:
+            async for found in _pages(shard, topic, error, at_once):
+                async for some in _bodies(Queries(shard.operating), found):
+                    replayed += (await _replay(shard, some)).count(Replayed.REPLAYED)
+                    if rate is not None:
+                        await asyncio.sleep(len(some) / rate)
+        return replayed
+
+    async def delete(self, *ids: str) -> int:
+        """Delete dead messages for good; returns how many there were."""
+        deleted = 0
+        for shard, own in self._by_shard(ids):
+            for start in range(0, len(own), _PAGE):
+                deleted += await shard.operating.delete_dead(own[start : start + _PAGE])
+        return deleted
+
+    async def purge(self, *, topic: str | None = None, error: str | None = None) -> int:
+        """Delete everything that matches for good; returns how many there were."""
+        deleted = 0
+        for shard in self._shards:
+            async for found in _pages(shard, topic, error, _PAGE):
+                ids, deaths = zip(*found, strict=True)
+                deleted += await shard.operating.delete_dead(ids, deaths)
+        return deleted
+
+    async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:
+        """Delete what is older than *max_age* seconds or beyond the latest *max_count*."""
+        check_seconds("max_age", max_age, none="no limit")
+        check_whole("max_count", max_count, 0, none="no limit")
+        deleted = 0
+        for shard in self._shards:
+            while some := await shard.operating.trim_dead(max_age=max_age, max_count=max_count, limit=_PAGE):
+                deleted += some
+        return deleted
+
+    def _shard_of(self, id_: str) -> Shard:
+        return self._shards[shard_number(id_, len(self._shards))]
+
+    def _by_shard(self, ids: Sequence[str]) -> Iterable[tuple[Shard, Ids]]:
+        """Ids by the shard that holds them, in the given order."""
+        by_shard: dict[Shard, Ids] = defaultdict(list)
+        for id_ in map(plain, ids):
+            by_shard[self._shard_of(id_)].append(id_)
+        return by_shard.items()
+
+
+async def _replay_page(shard: Shard, ids: Sequence[str], payload: Any) -> None:
+    """Replay some of one shard's dead messages, or raise at the first that cannot be."""
+    queries = Queries(shard.operating)
+    died_at = await queries.died_at(ids)
+    found = [(id_, at) for id_, at in zip(ids, died_at, strict=True) if at is not None]
+    missing = next((id_ for id_, at in zip(ids, died_at, strict=True) if at is None), None)
+    if missing is not None:
+        found = found[: ids.index(missing)]  # those before it are replayed
+    async for some in _bodies(queries, found):
+        statuses = await _replay(shard, some, payload)
+        for (id_, _, _), status in zip(some, statuses, strict=True):
+            if status is not Replayed.REPLAYED:
+                raise NotDead(f"message {id_!r} cannot be replayed: {_WHY_NOT[status]}")
+    if missing is not None:
+        raise _not_dead(missing)
+
+
+async def _pages(shard: Shard, topic: str | None, error: str | None, size: int) -> AsyncIterator[list[Mark]]:
+    """Everything that matches now, collected before anything is changed, so that ranks hold."""
+    found = [(one.id, one.died_at) async for one in _scan(Queries(shard.operating), 0, topic, error)]
+    found.reverse()
+    for start in range(0, len(found), size):
+        yield found[start : start + size]
+
+
+async def _scan(
+    queries: Queries, rank: int = 0, topic: str | None = None, error: str | None = None
+) -> AsyncIterator[_Found]:
+    """What matches, from a rank on; no body is read for it."""
+    while page := await queries.dead_ids(rank, _PAGE):
+        for one in await _labelled(queries, page, rank):
+            if topic in (None, one.topic) and _matches(one.death, error):
+                yield one
+        rank += _PAGE
+
+
+async def _labelled(queries: Queries, page: Sequence[Mark], rank: int = 0) -> list[_Found]:
+    """What is known of dead messages before their bodies; those of which nothing is left are left out."""
+    labels = await queries.dead_labels([id_ for id_, _ in page])
+    return [
+        _Found(id_, died_at, rank + place, _name(topic), decode_death(error))
+        for place, ((id_, died_at), (topic, error)) in enumerate(zip(page, labels, strict=True))
+        if topic is not None or error is not None
+    ]
+
+
+async def _bodies(
+    queries: Queries, found: Sequence[Mark]
+) -> AsyncIterator[list[tuple[str, float, bytes | None]]]:
+    """Dead messages with their bodies, as many at a time as fit into a reply."""
+    rest = iter(found)
+    async for bodies in queries.values("dlq_payload", [id_ for id_, _ in found]):
+        yield [(id_, died_at, body) for body, (id_, died_at) in zip(bodies, rest, strict=False)]
+
+
+async def _letters(queries: Queries, found: Sequence[_Found]) -> Letters:
+    """Letters with their bodies; one that is gone by now is left out."""
+    pairs = [(one.id, one.died_at) for one in found]
+    bodies = [body async for some in _bodies(queries, pairs) for _, _, body in some]
+    bare = [one.id for one, body in zip(found, bodies, strict=True) if body is None]
+    gone = {
+        id_ for id_, label in zip(bare, await queries.dead_labels(bare), strict=True) if label == (None, None)
+    }
+    return [
+        DeadLetter(
+            one.id, one.topic, one.died_at, one.death.reason, one.death.error, one.death.kind, body or b""
+        )
+        for one, body in zip(found, bodies, strict=True)
+        if one.id not in gone
+    ]
+
+
+async def _replay(
+    shard: Shard, dead: Sequence[tuple[str, float, bytes | None]], payload: Any = _NOT_GIVEN
+) -> Sequence[Replayed]:
+    """Replay dead messages in one call."""
+    replays = []
+    for id_, died_at, body in dead:
+        try:
+            message = decode_message(body or b"")
+        except UnreadableMessage:
+            if payload is not _NOT_GIVEN:
+                raise UnreadableMessage(
+                    f"message {id_!r} cannot be edited: its bytes cannot be read"
+                ) from None
+            replays.append(Replay(id_, died_at=died_at))
+            continue
+        if payload is not _NOT_GIVEN:
+            message.payload = encode_payload(payload)
+        message.attempts = message.crashes = message.unbegun = 0
+        message.replays += 1
+        new = NewMessage(id_, encode_message(message))
+        if payload is not _NOT_GIVEN:
+            check_size(message.topic, new, shard.operating.max_bytes)
+        replays.append(Replay(id_, new.body, message.priority, message.ttl, died_at))
+    return await shard.operating.replay(replays)
+
+
+_WHY_NOT: Final = {
+    Replayed.CHANGED: "it has died again since it was read",
+    Replayed.GONE: "it is not in the DLQ any more",
+    Replayed.LIVE: "a message with the same id is alive",
+    Replayed.POISONED: "its topic is missing or a key of it has the wrong type; run the audit",
+}
+
+
+def _place(after: str | None) -> tuple[int, int]:
+    """The shard and the rank at which a page begins."""
+    try:
+        shard, rank = (after or "0.0").split(".")
+        return int(shard), int(rank)
+    except (AttributeError, ValueError):
+        raise refusal("after", "the next of an earlier page", after) from None
+
+
+def _name(topic: bytes | None) -> str:
+    return (topic or b"").decode(errors="replace")
+
+
+def _matches(death: Death, error: str | None) -> bool:
+    return error is None or error in (death.reason, death.kind) or error in death.error
+
+
+def _not_dead(id_: str) -> NotDead:
+    return NotDead(f"message {id_!r} is not in the DLQ; queue.find() says where it is")

@@ -1,0 +1,196 @@
+"""Where a message is, and why it has not run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from mx_rmq.checks import check_name
+from mx_rmq.errors import UnreadableMessage
+from mx_rmq.message import Message, decode_message
+from mx_rmq.operating.dead_letters import DeadLetters, NotDead
+from mx_rmq.storage.contract import Lease, instant
+from mx_rmq.storage.queries import Counts, Live, Queries, TopicCounts, WorkerFacts
+from mx_rmq.storage.shard import shard_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.storage.shard import Shard
+
+State = Literal["pending", "processing", "delayed", "dead", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFacts:
+    """What is known of a message now."""
+
+    id: str
+    state: State
+    topic: str = ""
+    message: Message | None = None
+    """The stored message with its history; None if it is gone or cannot be read."""
+    due_at: float | None = None
+    expires_at: float | None = None
+    holder: str | None = None
+    claimed_at: float | None = None
+    lease_until: float | None = None
+    died_at: float | None = None
+    reason: str = ""
+    error: str = ""
+
+
+class Inspector:
+    """Answers questions about a queue."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self._shards = shards
+
+    async def find(self, id_: str) -> MessageFacts:
+        """Everything known of a message; its state is ``gone`` if there is none."""
+        id_ = check_name("message id", id_)
+        shard = self._shards[shard_number(id_, len(self._shards))]
+        live = await Queries(shard.operating).message(id_)
+        if live is not None:
+            return _facts_of(id_, live)
+        try:
+            letter = await DeadLetters(self._shards).get(id_)
+        except NotDead:
+            return MessageFacts(id_, "gone")
+        return MessageFacts(
+            id_,
+            "dead",
+            letter.topic,
+            letter.message,
+            died_at=letter.died_at,
+            reason=letter.reason,
+            error=letter.error,
+        )
+
+    async def counts(self) -> Counts:
+        """How the queue stands, topic by topic."""
+        total = Counts()
+        for shard in self._shards:
+            counts = await Queries(shard.operating).counts()
+            topics = dict(total.topics)
+            for topic, own in counts.topics.items():
+                topics[topic] = _sum(topics.get(topic, TopicCounts()), own)
+            total = Counts(topics, total.delayed + counts.delayed, total.dead + counts.dead)
+        return total
+
+    async def workers(self) -> list[WorkerFacts]:
+        """The workers that have lately said that they live."""
+        found: dict[str, WorkerFacts] = {}
+        for shard in self._shards:
+            found |= {worker.name: worker for worker in await Queries(shard.operating).workers()}
+        return sorted(found.values(), key=lambda worker: worker.name)
+
+    async def explain(self, id_: str) -> str:
+        """Why a message has not run, in a sentence."""
+        facts = await self.find(id_)
+        name = f"message {id_} of topic {facts.topic!r}"
+        match facts.state:
+            case "gone":
+                return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
+            case "dead":
+                why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
+                return (
+                    f"{name} is dead since {_when(facts.died_at)}, {why}; replay it with queue.dlq.replay()"
+                )
+            case "processing":
+                leased = f"{name} is leased by {facts.holder} since {_when(facts.claimed_at)}"
+                if await self._is_over(facts.lease_until):
+                    return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
+                return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
+            case "delayed":
+                failed = facts.message.attempts + facts.message.crashes if facts.message else 0
+                why = f"after {failed} failed attempt{'s' if failed > 1 else ''} " if failed else ""
+                if await self._is_over(facts.due_at):
+                    return f"{name} was delayed {why}until {_when(facts.due_at)}: {await self._mover()}"
+                return f"{name} is delayed {why}until {_when(facts.due_at)}"
+            case "pending":
+                return f"{name} is pending: {await self._why_pending(facts)}"
+
+    async def _why_pending(self, facts: MessageFacts) -> str:
+        if await self._is_over(facts.expires_at):
+            return f"its lifetime ended at {_when(facts.expires_at)}; {await self._mover()}"
+        for shard in self._shards:
+            if await Queries(shard.operating).paused(facts.topic):
+                return "the topic is paused; resume it with queue.resume()"
+        workers = await self.workers()
+        serving = [worker for worker in workers if facts.topic in worker.topics]
+        if not serving:
+            others = f"; {_workers(workers)} for other topics" if workers else ""
+            return f"no live worker has a handler for the topic{others}"
+        topic = (await self.counts()).topics.get(facts.topic, TopicCounts())
+        return (
+            f"the topic is served by {_workers(serving)}, "
+            f"with {topic.processing} running and {topic.pending} waiting"
+        )
+
+    async def _is_over(self, instant: float | None) -> bool:
+        """Whether an instant has passed by the server's clock."""
+        return instant is not None and instant <= await Queries(self._shards[0].operating).time()
+
+    async def _mover(self) -> str:
+        """Who will move a message on whose time has come: any worker, whatever it serves."""
+        workers = await self.workers()
+        return f"{_workers(workers)} will see to it in a moment" if workers else "no live worker sees to it"
+
+
+def _facts_of(id_: str, live: Live) -> MessageFacts:
+    """What is known of a message that is not dead."""
+    try:
+        message = decode_message(live.body)
+    except UnreadableMessage:
+        message = None
+    if live.lease is not None:
+        lease = Lease.parse(live.lease)
+        return MessageFacts(
+            id_,
+            "processing",
+            live.topic,
+            message,
+            expires_at=lease.expires_at if lease else None,
+            holder=lease.holder if lease else "an unknown holder",
+            claimed_at=lease.claimed_at if lease else None,
+            lease_until=live.deadline,
+        )
+    if live.due_at is not None:
+        expires = (live.kept or "").split()[2:3]
+        return MessageFacts(
+            id_,
+            "delayed",
+            live.topic,
+            message,
+            due_at=live.due_at,
+            expires_at=instant(expires[0] if expires else None),
+        )
+    return MessageFacts(id_, "pending", live.topic, message, expires_at=live.deadline)
+
+
+def _workers(workers: Sequence[WorkerFacts]) -> str:
+    return f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
+
+
+def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:
+    return TopicCounts(
+        one.pending + other.pending,
+        one.processing + other.processing,
+        one.paused or other.paused,
+        one.produced + other.produced,
+        one.completed + other.completed,
+        one.retried + other.retried,
+        one.dead + other.dead,
+    )
+
+
+def _when(instant: float | None) -> str:
+    if instant is None or instant == inf:
+        return "never"
+    try:
+        return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # another program's number, or a time after the year 9999
+        return "an unreadable time"

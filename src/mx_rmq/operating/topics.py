@@ -1,0 +1,64 @@
+"""What operators do to topics and to messages that have not started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mx_rmq.checks import check_name
+from mx_rmq.storage.contract import Cancelled
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shard import shard_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.storage.shard import Shard
+
+_PAGE = 500
+"""Delayed messages looked at in one call."""
+
+
+class Topics:
+    """The topics of a queue, over all its shards."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+
+    async def cancel(self, id_: str) -> bool:
+        """Withdraw a message that has not started; False if it runs, is dead or is gone."""
+        id_ = check_name("message id", id_)
+        shard = self._shards[shard_number(id_, len(self._shards))]
+        return await shard.store.cancel([id_]) == [Cancelled.CANCELLED]
+
+    async def pause(self, topic: str) -> None:
+        """Stop the delivery of a topic."""
+        for shard in self._shards:
+            await shard.store.pause(topic)
+
+    async def resume(self, topic: str) -> None:
+        """Deliver a paused topic again."""
+        topic = check_name("topic", topic)
+        for shard in self._shards:
+            await shard.store.resume(topic)
+
+    async def purge(self, topic: str) -> int:
+        """Withdraw everything of a topic that is pending or delayed; returns how many there were."""
+        topic = check_name("topic", topic)
+        purged = 0
+        for shard in self._shards:
+            left = 1
+            while left:
+                gone, left = await shard.store.purge(topic)
+                purged += gone
+            purged += await _purge_delayed(shard, topic)
+        return purged
+
+
+async def _purge_delayed(shard: Shard, topic: str) -> int:
+    queries, start, purged = Queries(shard.operating), 0, 0
+    while ids := await queries.delayed_ids(start, _PAGE):
+        own = [id_ for id_, of in zip(ids, await queries.topics_of(ids), strict=True) if of == topic]
+        cancelled = (await shard.store.cancel(own)).count(Cancelled.CANCELLED) if own else 0
+        purged += cancelled
+        start += len(ids) - cancelled
+    return purged

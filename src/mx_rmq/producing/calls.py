@@ -1,0 +1,54 @@
+"""Produce calls, named so that one may be sent again after a lost reply without storing twice."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from mx_rmq.errors import NotDurable
+from mx_rmq.producing.ids import new_id
+from mx_rmq.receipt import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.contract import NewMessage
+    from mx_rmq.storage.store import Store
+
+
+class Calls:
+    """Gives calls their names: a producer has one call under way at a time, and each call its number."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._numbers = count(1)
+
+    def name(self) -> str:
+        """A name no other producer has."""
+        return new_id()
+
+    def number(self) -> str:
+        """The next number, in whichever thread."""
+        return str(next(self._numbers))
+
+    def longest(self, durability: Durability) -> float:
+        """How many seconds one attempt may take."""
+        waits = 0.0 if durability == "memory" else self._config.durability_timeout
+        return self._config.socket_timeout + waits
+
+    def prepare(
+        self, store: Store, topic: str, producer: str, messages: Sequence[NewMessage]
+    ) -> Callable[[], Awaitable[list[Receipt]]]:
+        """One call, ready to be sent and sent again; its messages are all delayed or none is."""
+        produce = store.produce_delayed if messages[0].delay > 0 else store.produce
+        call = self.number()
+
+        async def send() -> list[Receipt]:
+            try:
+                stored = await produce(topic, messages, producer=producer, call=call)
+            except NotDurable as error:
+                raise error.of(*(message.id for message in messages)) from None
+            return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
+
+        return send

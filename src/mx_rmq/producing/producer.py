@@ -1,0 +1,106 @@
+"""Producing single messages: calls that are made at the same time travel together."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.checks import check_name
+from mx_rmq.errors import ServerUnavailable
+from mx_rmq.producing.calls import Calls
+from mx_rmq.producing.chunks import Chunks
+from mx_rmq.storage.batching import Batcher
+from mx_rmq.storage.resend import given_up, resend
+from mx_rmq.storage.shard import Shard, shard_number
+from mx_rmq.storage.store import check_size
+from mx_rmq.storage.wire import CutShort
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.receipt import Receipt
+    from mx_rmq.storage.contract import NewMessage
+
+    Key = tuple[Shard, str, bool, Durability]
+    """What travels together: shard, topic, whether it is delayed, how durable it must be."""
+    Waiting = tuple[NewMessage, float]
+    """A message, and since when its caller waits."""
+
+_MOST_BATCHERS: Final = 1000
+
+
+class Producer:
+    """Stores messages.
+
+    Args:
+        config: of the queue.
+        shards: where.
+    """
+
+    def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
+        self._config = config
+        self._shards = shards
+        self._batchers: dict[Key, Batcher[Waiting, Receipt]] = {}
+        self._calls = Calls(config)
+        self.chunks = Chunks(config, shards, self._calls)
+        """For ``produce_many``."""
+
+    def produce(self, topic: str, message: NewMessage) -> Awaitable[Receipt]:
+        """Store one message, together with others that are produced at the same time.
+
+        ``NotDurable`` names all of them; its ``of`` is for the one.
+        """
+        check_size(topic, message, self._config.max_bytes)  # here: no other caller's message fails with it
+        shard = self._shards[shard_number(message.id, len(self._shards))]
+        key = shard, topic, message.delay > 0, message.durability
+        batcher = self._batchers.get(key) or self._new_batcher(key)
+        return batcher.call((message, monotonic()))
+
+    async def close(self) -> None:
+        """Let what is under way end; a ``produce_many`` that has more to send fails."""
+        self.chunks.refuse()
+        for batcher in list(self._batchers.values()):
+            await batcher.drained()
+        await self.chunks.sent()
+
+    def _new_batcher(self, key: Key) -> Batcher[Waiting, Receipt]:
+        check_name("topic", key[1])
+        if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
+            self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
+        senders = [partial(self._send, key, self._calls.name()) for _ in range(2)]
+        batcher = self._batchers[key] = Batcher(*senders, weigh=_weight)
+        return batcher
+
+    async def _send(self, key: Key, producer: str, batch: Sequence[Waiting]) -> list[Receipt]:
+        shard, topic, _, durability = key
+        store = shard.store_for(durability)
+        call = self._calls.prepare(store, topic, producer, [message for message, _ in batch])
+        try:
+            return await call()
+        except ServerUnavailable as error:
+            problem = error
+        return await resend(
+            call,
+            patience=self._config.patience,
+            within=self._calls.longest(durability),
+            since=batch[-1][1],  # the latest; the others are told when their own patience is over
+            failed=partial(self._on_failure, key),
+            problem=problem,
+        )
+
+    def _on_failure(self, key: Key, error: Exception, wait: float) -> None:
+        """An attempt failed and the next is *wait* seconds away: tell the callers whose patience is over.
+
+        Also those who wait for a later batch: their patience began when they called.
+        """
+        batcher, patience = self._batchers[key], self._config.patience
+        if isinstance(error, CutShort):
+            batcher.shrink()
+        first = monotonic() + wait - patience
+        batcher.give_up(lambda waiting: waiting[1] < first, given_up(error, patience))
+
+
+def _weight(waiting: Waiting) -> int:
+    return len(waiting[0].body)

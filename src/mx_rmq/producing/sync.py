@@ -1,0 +1,172 @@
+"""A producer for code without an event loop: scripts, Django, Flask."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.checks import check_name
+from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.producing.calls import Calls
+from mx_rmq.producing.chunks import LONG_CHUNK, is_full
+from mx_rmq.producing.middleware import around
+from mx_rmq.producing.options import check_options, refuse_one_id
+from mx_rmq.receipt import Receipt
+from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
+from mx_rmq.storage.durability import WAITS
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.locate import Address
+from mx_rmq.storage.resend import resend_blocking
+from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.producing.middleware import ProduceLayer
+    from mx_rmq.receipt import Stored
+    from mx_rmq.storage.contract import NewMessage
+    from mx_rmq.storage.store import Commands
+
+
+class SyncProducer:
+    """Produces and waits. One may be shared by all threads of a process, and used after a fork.
+
+    Args:
+        config: of the queue.
+        address: of its server, if it is shared with others.
+        layers: the produce middleware of its queue, which may grow.
+    """
+
+    def __init__(
+        self, config: Config, address: Address | None = None, layers: Sequence[ProduceLayer] = ()
+    ) -> None:
+        self._config = config
+        self._layers = layers
+        self._address = address or Address(config.url)
+        self._stores: list[dict[Durability, Store]] = []
+        self._connections: list[BlockingConnections] = []
+        self._calls = Calls(config)
+        self._names: list[str] = []
+        """Names of producers that have no call under way now."""
+        self._pid = os.getpid()
+
+    def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
+        """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
+        if self._layers:
+            return self._produce_through(topic, payload, options)
+        (receipt,) = self._send(topic, [check_options(self._config, topic, **options).message(payload)])
+        return receipt
+
+    def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+        """Store many messages in chunks, each stored whole or not at all."""
+        check_name("topic", topic)
+        refuse_one_id(options)
+        if self._layers:
+            return [self._produce_through(topic, payload, dict(options)) for payload in payloads]
+        receipts: list[Receipt] = []
+        chunk: list[NewMessage] = []
+        for message in map(check_options(self._config, topic, **options).message, payloads):
+            chunk.append(message)
+            if is_full(chunk, LONG_CHUNK):
+                receipts += self._send(topic, chunk)
+                chunk = []
+        return receipts + self._send(topic, chunk) if chunk else receipts
+
+    def close(self) -> None:
+        """Close the connections; a later call would open them again."""
+        with self._address.lock:
+            for connections in self._connections:
+                connections.close()
+            self._stores, self._connections = [], []
+            self._address.leave(self)
+
+    def __enter__(self) -> SyncProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        """Produce with the middleware around it, which cannot wait here."""
+        stored: list[str] = []
+
+        async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+            (receipt,) = self._send(topic, [check_options(self._config, topic, **options).message(payload)])
+            stored.append(receipt)
+            return receipt
+
+        async def produce() -> Receipt:
+            return await around(self._layers, last)(topic, payload, options)
+
+        try:
+            return run_blocking(produce())
+        except Waited:
+            what = f"message {stored[0]} was stored before that" if stored else "nothing was stored"
+            raise ConfigError(
+                "in mq.sync, which has no event loop, a produce middleware must not wait for anything but "
+                f"call_next, but one did; {what}; use await mq.produce"
+            ) from None
+
+    def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
+        stores = self._stores or self._open()
+        places: dict[int, list[int]] = {}
+        for place, message in enumerate(messages):
+            places.setdefault(shard_number(message.id, len(stores)), []).append(place)
+        receipts: dict[int, Receipt] = {}
+        for number, own in places.items():
+            statuses = self._resend(stores[number], topic, [messages[place] for place in own])
+            for place, status in zip(own, statuses, strict=True):
+                receipts[place] = Receipt.of(messages[place].id, status)
+        return [receipts[place] for place in range(len(messages))]
+
+    def _resend(
+        self, stores: dict[Durability, Store], topic: str, messages: Sequence[NewMessage]
+    ) -> list[Stored]:
+        """Send one call, named so that sending it again stores nothing twice."""
+        store = stores[messages[0].durability]
+        produce = store.produce_delayed if messages[0].delay else store.produce
+        with self._name() as producer:
+            call = self._calls.number()  # not before it has the name, whose numbers must grow
+            try:
+                return resend_blocking(
+                    lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
+                    patience=self._config.patience,
+                    within=self._calls.longest(messages[0].durability),
+                )
+            except NotDurable as error:
+                raise error.of(*(message.id for message in messages)) from None
+
+    @contextmanager
+    def _name(self) -> Iterator[str]:
+        """A producer's name, for one call at a time; used again, since the server remembers each."""
+        if self._pid != os.getpid():  # a forked child must not speak in its parent's name
+            self._pid, self._names = os.getpid(), []
+        names = self._names
+        try:
+            name = names.pop()
+        except IndexError:
+            name = self._calls.name()
+        yield name
+        names.append(name)
+
+    def _open(self) -> list[dict[Durability, Store]]:
+        config = self._config
+        with self._address.lock:
+            if not self._stores:
+                url = self._address.enter(self)
+                revive = self._address.revive if config.url.startswith("embedded:") else None
+                plain = BlockingConnections(url, config.socket_timeout, revive=revive)
+                waiting = BlockingConnections(
+                    url, config.socket_timeout, waits=config.durability_timeout, revive=revive
+                )
+                self._connections = [plain, waiting]
+                keys = Keys(config.name)
+                commands: dict[Durability, Commands] = {"memory": plain}
+                commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
+                self._stores = [
+                    {name: Store(each, keys, max_bytes=config.max_bytes) for name, each in commands.items()}
+                ]
+            return self._stores

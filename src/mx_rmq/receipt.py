@@ -1,0 +1,40 @@
+"""What produce returns."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Stored(IntEnum):
+    """What became of a message that was produced."""
+
+    STORED = 1
+    LIVE = 0
+    DEAD = -1
+    DONE = -2
+
+
+class Receipt(str):
+    """The id of a message, which knows whether it was stored now or had been there before."""
+
+    __slots__ = ()  # as light as a string: there may be millions of them
+
+    stored: Stored = Stored.STORED
+
+    @classmethod
+    def of(cls, id_: str, stored: Stored) -> Receipt:
+        """A receipt for a message id."""
+        if stored is Stored.STORED:
+            return cls(id_)
+        receipt = _Taken(id_)
+        receipt.stored = stored
+        return receipt
+
+    @property
+    def duplicate(self) -> bool:
+        """True if the id was taken, so that nothing was stored."""
+        return self.stored is not Stored.STORED
+
+
+class _Taken(Receipt):
+    """A receipt for an id that was taken; it has room to say by what."""

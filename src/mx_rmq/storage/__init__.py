@@ -1,0 +1,1 @@
+"""All that speaks to the server. It knows nothing of workers or producers."""

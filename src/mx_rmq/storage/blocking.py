@@ -1,0 +1,200 @@
+"""The store's coroutines without an event loop, over connections that hold the thread."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from redis import ConnectionPool
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from mx_rmq.errors import ServerUnavailable
+from mx_rmq.storage.locate import connections, no_connection
+from mx_rmq.storage.replies import DEMOTED, NOT_NOW
+from mx_rmq.storage.resend import too_late
+from mx_rmq.storage.sockets import forget_unsent, outgoing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+R = TypeVar("R")
+
+# Of the replies that say "not now", those to which redis-py gives a class and no prefix.
+_NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
+_DEMOTED: Final = (MasterDownError, ReadOnlyError)
+_PIECE: Final = 64 * 1024
+"""Bytes that are written at once: each piece has the whole timeout to leave."""
+
+
+class Waited(RuntimeError):
+    """A coroutine waited for an event loop, and there is none."""
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
+    """The result of a coroutine that never waits for anything.
+
+    Raises:
+        Waited: it did; it was ended.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    coroutine.close()
+    raise Waited("the coroutine waited for an event loop; give its store BlockingConnections")
+
+
+class BlockingConnections:
+    """Connections that answer before their coroutine is ever suspended; see ``run_blocking``.
+
+    Safe to share between threads, and after a fork, whatever other threads did at that moment; redis-py's
+    own pool is not, since a lock that was held stays held in the child.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        timeout: seconds without an answer after which a connection counts as dead.
+        waits: how many seconds longer a command may take because it asks the server to wait.
+        revive: brings back a server that is gone, if it can be, and returns its URL.
+    """
+
+    def __init__(
+        self, url: str, timeout: float, *, waits: float = 0.0, revive: Callable[[], str] | None = None
+    ) -> None:
+        self._url = url
+        self._timeout = timeout + waits
+        self._settings = {
+            "socket_timeout": timeout + waits,
+            "socket_connect_timeout": timeout,
+            "retry": None,
+        }
+        self._maker = connections(ConnectionPool, url, **self._settings)
+        self._revive = revive
+        self._idle: list[Any] = []
+        self._pid = os.getpid()
+
+    async def execute_command(self, *args: Any) -> Any:
+        """Send a command and wait for its reply, holding the thread."""
+        (reply,) = await self.execute_together(args)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused is among the replies.
+
+        What happened to a connection that fails may have happened to those that are idle, since a router
+        forgets them together: they are given up with it. So are they if the server was demoted.
+        """
+        if self._pid != os.getpid():  # the sockets are the parent's
+            self._pid, self._idle = os.getpid(), []
+        idle, began = self._idle, time.monotonic()
+        try:
+            connection, fresh = self._connect(idle)
+        except (RedisError, OSError) as error:
+            self.close()
+            self._bring_back()
+            raise no_connection(error) from error
+        if too_late():
+            self._give_up(connection)
+            raise ServerUnavailable("no connection to the server in time")
+        try:
+            if fresh:  # connecting and the first reply have one timeout
+                took = time.monotonic() - began
+                connection._sock.settimeout(max(0.01, self._timeout - took))
+            packed = connection.pack_commands(commands)
+            connection.send_packed_command(_pieces(packed))
+            if sum(map(len, packed)) > _PIECE:
+                self._let_leave(connection)
+            replies = [_reply(connection) for _ in commands]
+            if fresh:
+                connection._sock.settimeout(self._timeout)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            self._give_up(connection)
+            raise ServerUnavailable(f"no answer from the server: {error!s:.200}") from error
+        except BaseException:
+            self._give_up(connection)
+            raise
+        if any(isinstance(reply, _Demoted) for reply in replies):
+            self._give_up(connection)
+        elif idle is self._idle:
+            idle.append(connection)
+        else:  # those of its time were given up
+            connection.disconnect()
+        return replies
+
+    def _connect(self, idle: list[Any]) -> tuple[Any, bool]:
+        """An idle connection that is in order, else a fresh one; and whether it is fresh."""
+        with suppress(IndexError):  # there are no more
+            while True:
+                connection = idle.pop()
+                with suppress(RedisError, OSError):  # closed by the server
+                    if not connection.can_read(timeout=0):  # else it holds a reply that nobody waited for
+                        return connection, False
+                connection.disconnect()
+        connection = self._maker.connection_class(**self._maker.connection_kwargs)
+        connection.connect()
+        return connection, True
+
+    def _bring_back(self) -> None:
+        if self._revive is not None and (url := self._revive()) != self._url:
+            self._url, self._maker = url, connections(ConnectionPool, url, **self._settings)
+
+    def _let_leave(self, connection: Any) -> None:
+        """Wait while bytes are leaving: the server cannot answer what it has not got yet."""
+        left, moved_at = outgoing(connection._sock), time.monotonic()
+        while left and not connection.can_read(timeout=self._timeout / 50):
+            now_left = outgoing(connection._sock)
+            if now_left < left:
+                left, moved_at = now_left, time.monotonic()
+            elif time.monotonic() - moved_at > self._timeout:
+                raise RedisTimeoutError(f"nothing left for {self._timeout:g} s")
+
+    def _give_up(self, connection: Any) -> None:
+        """Close a connection and all that are idle; what it was to send must not arrive later."""
+        forget_unsent(connection._sock)
+        connection.disconnect()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; one that is in use closes itself when it is done."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+
+class _Demoted(ServerUnavailable):
+    """The server is not the primary any more."""
+
+
+def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if len(chunk) <= _PIECE:
+            yield chunk
+        else:
+            for start in range(0, len(chunk), _PIECE):
+                yield chunk[start : start + _PIECE]
+
+
+def _reply(connection: Any) -> Any:
+    """The next reply; a refusal is one too."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        text = str(error)
+        if isinstance(error, _DEMOTED) or DEMOTED.search(text):
+            return _Demoted(f"the server cannot serve now: {text}")
+        if isinstance(error, _NOT_NOW) or NOT_NOW.search(text):
+            return ServerUnavailable(f"the server cannot serve now: {text}")
+        return error

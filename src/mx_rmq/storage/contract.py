@@ -1,0 +1,180 @@
+"""What the scripts take and answer, as values."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from mx_rmq.config import Durability
+from mx_rmq.message import Lane
+
+_LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)", re.ASCII)
+
+
+class Settled(IntEnum):
+    """What became of a call that shows a lease."""
+
+    DONE = 1
+    STALE = 0
+    GONE = -1
+
+
+class Replayed(IntEnum):
+    """What became of a dead message that was to be replayed."""
+
+    REPLAYED = 1
+    CHANGED = 0
+    GONE = -1
+    LIVE = -2
+    POISONED = -3
+
+
+class Cancelled(IntEnum):
+    """What became of a message that was to be cancelled."""
+
+    CANCELLED = 1
+    RUNNING = 0
+    GONE = -1
+    DEAD = -2
+    POISONED = -3
+
+
+class NewMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message to store: where it goes, how long it lives (seconds; None for ever), its bytes."""
+
+    id: str
+    body: bytes
+    lane: Lane = "normal"
+    ttl: float | None = None
+    delay: float = 0.0
+    durability: Durability = "memory"
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One message in one attempt under one lease."""
+
+    id: str
+    topic: str
+    token: str
+    body: bytes
+    expires_at: float
+    """When the message itself expires; seconds, ``inf`` for never."""
+
+    @property
+    def fence(self) -> int:
+        """Grows with every delivery of an id, whatever the server's clock does; below 2**53."""
+        return int(self.token.partition("@")[2])
+
+
+class Lease(NamedTuple):
+    """Who holds a message, as it is stored in ``processing``."""
+
+    token: str
+    lane: str
+    expires_at: float | None
+    """When the message itself expires; seconds, ``inf`` for never, None if that cannot be read."""
+    holder: str
+
+    @classmethod
+    def parse(cls, text: str) -> Lease | None:
+        """Read a stored lease; None for one that cannot be read, which the audit mends."""
+        found = _LEASE.match(text)
+        return found and cls(found[1], found[2], instant(found[3]), found[4])
+
+    @property
+    def claimed_at(self) -> float:
+        """When it was claimed, in seconds since 1970."""
+        return int(self.token.partition("@")[2]) / 1e6
+
+
+class Claim(NamedTuple):
+    """The answer to a claim."""
+
+    now: float
+    deliveries: list[Delivery]
+    left: int
+    paused: bool
+
+
+Cause = Literal["lapsed", "started", "expired"]
+
+
+class Takeover(NamedTuple):
+    """A message the monitor now holds, and why."""
+
+    delivery: Delivery
+    cause: Cause
+    """``lapsed``: its lease ran out; ``started``: so it did, after a note that it began to run;
+    ``expired``: its own lifetime ended while it was pending."""
+    previous: str
+    """Who held it before, ``-`` for nobody."""
+
+
+class Overdue(NamedTuple):
+    """The answer to a take-over."""
+
+    now: float
+    taken: list[Takeover]
+    cleaned: list[str]
+    poisoned: list[str]
+    belated: bool = False
+    """The call came after the instant it was bound to, so nothing was taken over or changed."""
+
+
+class Promotion(NamedTuple):
+    """The answer to promoting what is due."""
+
+    wait: float | None
+    """Seconds until the next one is due, None when nothing is delayed."""
+    promoted: list[str]
+    cleaned: list[str]
+    poisoned: list[str]
+
+
+class NextDelay(NamedTuple):
+    """The state of the delayed messages: ``NO_TASK``, ``WAITING`` or ``EXPIRED``."""
+
+    state: str
+    seconds: float
+    """How long to wait, or how late the first one is."""
+    id: str
+
+
+class Replay(NamedTuple):
+    """A dead message to give another life; empty bytes keep its body as it is."""
+
+    id: str
+    body: bytes = b""
+    lane: Lane = "normal"
+    ttl: float | None = None
+    died_at: float | None = None
+    """The death the caller has looked at; if it died again since, nothing happens."""
+
+
+class Suspect(NamedTuple):
+    """A message the audit wants examined."""
+
+    id: str | bytes
+    found_in: str = ""
+    listed: bool = True
+    fallback: str = "unknown"
+
+
+class Examined(NamedTuple):
+    """Where a message is, and what is wrong with it."""
+
+    place: str
+    topic: str
+    deadline: str
+    findings: tuple[str, ...]
+
+
+def instant(ms: str | None) -> float | None:
+    """Milliseconds as another program may have written them, in seconds."""
+    try:
+        return None if ms is None else float(ms) / 1000
+    except ValueError:
+        return None

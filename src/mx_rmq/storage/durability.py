@@ -1,0 +1,131 @@
+"""What a produce waits for before it returns, and how the server is asked for it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from redis.exceptions import ResponseError
+
+from mx_rmq.errors import NotDurable, NotOnDisk, NotReplicated, ServerUnavailable, UnsafeServer
+
+if TYPE_CHECKING:
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.keys import Keys
+    from mx_rmq.storage.store import Together
+
+
+class Durable(ABC):
+    """Commands that are answered once their effect is as durable as asked for.
+
+    The server waits for what was written last on the same connection, so the wait travels right behind
+    its command. After a command that wrote nothing, WAIT returns at once.
+
+    Raises:
+        NotDurable: the command was done, but not made durable in time; does not name any message yet.
+        UnsafeServer: the server cannot do it at all; nothing was sent to it.
+    """
+
+    asks: ClassVar[tuple[Any, ...]]
+    """A wait for nothing, to see whether the server knows it."""
+    needs: ClassVar[str]
+    error: ClassVar[type[NotDurable]]
+
+    def __init__(self, connections: Together, keys: Keys, wait: tuple[Any, ...], timeout: float) -> None:
+        self._connections = connections
+        self._keys = keys
+        self._wait = (*wait, round(timeout * 1000))
+        self._timeout = timeout
+        self._able = False
+
+    async def execute_command(self, *args: Any) -> Any:
+        """Send one command and wait for its reply and its durability."""
+        if not self._able:
+            await self._ask()
+            self._able = True
+        reply, reached = await self._connections.execute_together(args, self._wait)
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reached, ServerUnavailable):
+            raise reached
+        if isinstance(reached, Exception):
+            raise self.error((), f"the server could not wait for more: {reached}")
+        if lacking := self.lacking(reached):
+            raise self.error((), f"{lacking} within {self._timeout:g} s")
+        return reply
+
+    async def _ask(self) -> None:
+        (answer,) = await self._try(self.asks)
+        if isinstance(answer, ResponseError):
+            raise UnsafeServer(f"{self.needs}; nothing was stored; the server says: {answer}")
+
+    async def _try(self, *commands: tuple[Any, ...]) -> list[Any]:
+        replies = await self._connections.execute_together(*commands)
+        for reply in replies:
+            if isinstance(reply, ServerUnavailable):
+                raise reply
+        return replies
+
+    @abstractmethod
+    def lacking(self, reached: Any) -> str:
+        """What the answer to the wait falls short of; empty if it does not."""
+
+
+class OnDisk(Durable):
+    """The server has written it to its append-only file and told the disk to keep it."""
+
+    asks = ("WAITAOF", 1, 0, 1)
+    needs = "durability 'disk' needs Redis 7.2 or Valkey 7.2 or later, and appendonly set to yes"
+    error = NotOnDisk
+
+    def __init__(self, connections: Together, keys: Keys, config: Config) -> None:
+        super().__init__(connections, keys, ("WAITAOF", 1, 0), config.durability_timeout)
+
+    async def _ask(self) -> None:
+        await super()._ask()
+        (policy,) = await self._try(("CONFIG", "GET", "appendfsync"))
+        if policy == [b"appendfsync", b"everysec"] and await self._answers_too_soon():
+            raise UnsafeServer(
+                "this server answers WAITAOF before its disk has the message, unless appendfsync is always; "
+                "set it to that for durability 'disk'; nothing was stored"
+            )
+
+    async def _answers_too_soon(self) -> bool:
+        """Whether more writes are said to be synced than a server can that syncs once a second.
+
+        Valkey 9.1 does, and Redis 7.4 did at first (redis/redis#13793).
+        """
+        write = ("SET", self._keys.of_call("-"), "", "PX", 1000)
+        began = time.monotonic()
+        for seconds in range(5):
+            written, reached = await self._try(write, ("WAITAOF", 1, 0, 500))
+            if isinstance(written, Exception) or isinstance(reached, Exception) or not reached[0]:
+                return False
+            if time.monotonic() - began < 0.9 * seconds:
+                return True
+        return False
+
+    def lacking(self, reached: Any) -> str:
+        """The server counts itself first, then its replicas."""
+        return "" if reached[0] else "its append-only file was not synced to disk"
+
+
+class OnReplicas(Durable):
+    """So many replicas have it as the queue asks for."""
+
+    asks = ("WAIT", 0, 1)
+    needs = "durability 'replicated' needs a server that lets this user WAIT"
+    error = NotReplicated
+
+    def __init__(self, connections: Together, keys: Keys, config: Config) -> None:
+        super().__init__(connections, keys, ("WAIT", config.replicas), config.durability_timeout)
+        self._replicas = config.replicas
+
+    def lacking(self, reached: Any) -> str:
+        """The server says how many have it."""
+        return "" if reached >= self._replicas else f"{reached} of {self._replicas} replicas had it"
+
+
+WAITS: dict[Durability, type[OnDisk | OnReplicas]] = {"disk": OnDisk, "replicated": OnReplicas}
+"""Every class but ``memory``, which waits for nothing."""

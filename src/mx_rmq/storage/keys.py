@@ -1,0 +1,86 @@
+"""The key of every structure on the server, and the names of the fields in its hashes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.checks import check_name
+
+if TYPE_CHECKING:
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.scripts import Script
+
+TOPIC_PARTS: Final = {
+    "pending:high": "list",
+    "pending": "list",
+    "pending:low": "list",
+    "processing": "hash",
+    "wake": "list",
+}
+"""What every topic has, with its Redis type."""
+
+PENDING: Final[dict[Lane, str]] = {"high": "pending:high", "normal": "pending", "low": "pending:low"}
+
+QUEUE_PARTS: Final = {
+    "payload": "hash",
+    "all_expire_monitor": "zset",
+    "delay_tasks": "zset",
+    "dlq": "zset",
+    "dlq_payload": "hash",
+    "done": "zset",
+    "delay_wake": "list",
+    "topics": "set",
+    "paused": "set",
+    "counters": "hash",
+    "fence": "string",
+    "workers": "hash",
+    "workers_seen": "zset",
+}
+"""What every queue has once, with its Redis type."""
+
+# Beside its body, under its id, a message has these fields in ``payload`` and ``dlq_payload``.
+TOPIC_FIELD: Final = ":queue"
+KEPT_FIELD: Final = ":keep"
+ERROR_FIELD: Final = ":error"
+
+STALE_COUNTER: Final = ":stale"
+"""In ``counters``, behind a topic: how many entries of its lists no claim will deliver."""
+
+
+class Keys:
+    """The keys of one queue, or of one shard of it; all in one cluster slot."""
+
+    def __init__(self, queue: str, shard: int | None = None) -> None:
+        check_name("queue", queue)
+        tag = queue if shard is None else f"{queue}:{shard}"
+        self.prefix: Final = f"mx-rmq:{{{tag}}}:"
+        # Bounded, because the topics of a long-lived producer may be many.
+        self._of_script = lru_cache(maxsize=4096)(self._resolve)
+
+    def of_queue(self, part: str) -> str:
+        """The key of a part the queue has once, such as ``delay_tasks``."""
+        return self.prefix + part
+
+    def of_topic(self, topic: str, part: str) -> str:
+        """The key of a part every topic has, such as ``pending:high``."""
+        return self.prefix + topic + ":" + part  # added, since a member of an enum formats as its name
+
+    def of_call(self, producer: str) -> str:
+        """The key that remembers the last call of a producer."""
+        return f"{self.prefix}call:of:{producer}"  # no topic has a part "of:…"
+
+    def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:
+        """The KEYS of a script, in the order of its header."""
+        return self._of_script(script, topic, producer)
+
+    def _resolve(self, script: Script, topic: str, producer: str) -> tuple[str, ...]:
+        resolved = []
+        for name, _ in script.keys:
+            if name == "call":
+                resolved.append(self.of_call(producer))
+            elif name in TOPIC_PARTS:
+                resolved.append(self.of_topic(topic, name))
+            else:
+                resolved.append(self.of_queue(name))
+        return tuple(resolved)

@@ -1,0 +1,182 @@
+"""From a URL to a server and connections to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from redis import ConnectionPool
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from mx_rmq.errors import ConfigError, EmbeddedServerError, ServerUnavailable
+from mx_rmq.events import EmbeddedNotRestarted, EmbeddedRestarted, emit
+from mx_rmq.storage import embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mx_rmq.storage.embedded import EmbeddedServer
+
+RedisPool = TypeVar("RedisPool", ConnectionPool, AsyncConnectionPool)
+
+_OPTION: Final = re.compile("[a-z_]+=")
+
+
+class Address:
+    """Where a queue's server is; an embedded one runs while somebody uses it.
+
+    For all threads. In a forked child it stays where it was.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.lock = threading.RLock()
+        self._url = url
+        self._users: set[int] = set()
+        self._server: EmbeddedServer | None = None
+        self._pid = 0
+        """Of the process that started or joined it."""
+        self._told = False
+        """Whether it was said that it does not start again."""
+        _addresses.add(self)
+
+    def enter(self, user: object) -> str:
+        """The URL to connect to, until *user* leaves; starts an embedded server for the first."""
+        with self.lock:
+            if self._server is None and self._url.startswith("embedded:"):
+                self._server, self._pid = embedded.open_url(self._url), os.getpid()
+            self._users.add(id(user))
+            return self._url if self._server is None else self._server.url
+
+    def revive(self) -> str:
+        """Start an embedded server again if it is gone; the URL to connect to.
+
+        For who could not connect. A forked child has no part in the server and leaves that to its parent.
+        """
+        with self.lock:
+            server = self._server
+            if server is None:
+                return self._url
+            if self._pid == os.getpid():
+                before = server.pid
+                try:
+                    server.rejoin()
+                except EmbeddedServerError as error:
+                    if not self._told:
+                        emit(EmbeddedNotRestarted(error=str(error)))
+                    self._told = True
+                else:
+                    self._told = False
+                    if server.pid != before:
+                        lost = "everything: it was in memory only" if server.private else "nothing"
+                        emit(EmbeddedRestarted(pid=server.pid, lost=lost))
+            return server.url
+
+    def leave(self, user: object) -> None:
+        """*user* needs the server no more; stops an embedded one after the last."""
+        with self.lock:
+            self._users.discard(id(user))
+            if self._server is not None and not self._users:
+                self._server.close()
+                self._server = None
+
+
+_addresses: WeakSet[Address] = WeakSet()
+
+
+def _unlock_all() -> None:
+    """A forked child has one thread; whoever held a lock is not in it."""
+    for address in _addresses:
+        address.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_all)
+
+
+def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
+    """What makes connections to a server.
+
+    With ``rediss://`` the certificate and the host name in it are checked, by every version of redis-py,
+    unless the URL says ``ssl_check_hostname=false`` or ``ssl_cert_reqs=none``.
+
+    Args:
+        kind: redis-py's pool, blocking or not.
+        url: ``redis://``, ``rediss://`` or ``unix://``; its options are those of redis-py.
+        settings: come before the options of the URL.
+
+    Raises:
+        ConfigError: the URL cannot be used. It is not shown, since a password that is not escaped
+            can be in any part of it.
+    """
+    try:
+        if not _is_plain(url):
+            raise ValueError
+        pool = kind.from_url(url)
+    except ValueError:
+        raise ConfigError(
+            "the server's URL cannot be read; write redis://user:password@host:port/database, "
+            "with special characters in the password as %XX"
+        ) from None
+    options = pool.connection_kwargs
+    if url.startswith("rediss:") and options.get("ssl_cert_reqs", "required") != "none":
+        options.setdefault("ssl_check_hostname", True)
+    # RESP2 and bytes: replies are plain values, and nothing is pushed that nobody asked for.
+    options.update(protocol=2, decode_responses=False, **settings)
+    try:
+        pool.connection_class(**options)
+    except (TypeError, ValueError, RedisError) as error:
+        raise ConfigError(f"an option in the server's URL makes no sense: {error}") from None
+    return pool
+
+
+def _is_plain(url: str) -> bool:
+    """Whether a URL can be read in one way only.
+
+    A password with an unescaped ``/``, ``?`` or ``#`` would end the host's part early: what stands there
+    then is a piece of the password, and would be looked up, connected to and shown in errors.
+    """
+    parts = urlsplit(url)
+    if "#" in url or not all(_OPTION.match(option) for option in parts.query.split("&") if option):
+        return False
+    if parts.scheme == "unix":
+        return not parts.netloc or parts.netloc.endswith("@")
+    database = parts.path.replace("/", "")
+    return not database or database.isdecimal()
+
+
+def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
+    """Why redis-py could not connect, in our words.
+
+    A server that refuses the user, the password, the database or the certificate will do so again, and so
+    will this side a certificate that it does not trust: that is no reason to wait.
+    """
+    if isinstance(error.__cause__ or error, AuthenticationError | ResponseError):
+        return ConfigError(f"the server refuses the connection: {error!s:.200}")
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConfigError(
+                f"the server's certificate is refused: {cause.verify_message or cause!s:.200}; name who "
+                "signed it with ssl_ca_certs=FILE in the URL, and the host as the certificate does"
+            )
+        if isinstance(cause, ssl.SSLError) and any(
+            word in (cause.reason or "") for word in ("ALERT_CERTIFICATE", "BAD_CERTIFICATE", "UNKNOWN_CA")
+        ):
+            return ConfigError(
+                f"the server refuses the client's certificate: {cause!s:.200}; "
+                "give it one with ssl_certfile=FILE and ssl_keyfile=FILE in the URL"
+            )
+    return ServerUnavailable(f"no connection to the server: {error!s:.200}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it; redis-py keeps some of that only as context."""
+    for _ in range(10):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__

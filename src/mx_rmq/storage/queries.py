@@ -1,0 +1,291 @@
+"""Reading a queue for people: plain commands that change nothing, none on a message's path."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from mx_rmq.checks import is_name
+from mx_rmq.limits import REPLY_BYTES
+from mx_rmq.storage.contract import Lease
+from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, STALE_COUNTER, TOPIC_FIELD
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from mx_rmq.storage.store import Commands, Store
+
+SILENCE: Final = 30.0
+"""Seconds after which a worker that has not said that it lives does not count as living."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A worker that has lately said that it lives."""
+
+    name: str
+    seen_at: float
+    topics: tuple[str, ...]
+    concurrency: int = 0
+    pid: int = 0
+    started_at: float = 0.0
+    connection: int = 0
+    """By which others see that it is there; 0 if they cannot, and its messages wait for their leases."""
+    server: str = ""
+    """The run of the server on which the connection has that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounts:
+    """How a topic stands; the last ones since the queue began."""
+
+    pending: int = 0
+    processing: int = 0
+    paused: bool = False
+    produced: int = 0
+    completed: int = 0
+    retried: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How a queue stands."""
+
+    topics: dict[str, TopicCounts] = field(default_factory=dict)
+    delayed: int = 0
+    dead: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Over all topics."""
+        return sum(topic.pending for topic in self.topics.values())
+
+    @property
+    def processing(self) -> int:
+        """Over all topics."""
+        return sum(topic.processing for topic in self.topics.values())
+
+
+class Live(NamedTuple):
+    """A live message as it is stored; instants in seconds, None for what it does not have."""
+
+    body: bytes
+    topic: str
+    lease: str | None
+    due_at: float | None
+    deadline: float | None
+    """While pending its expiry, while processing the end of its lease."""
+    kept: str | None
+    """How often it was leased, its lane and its expiry, for one that is delayed or was leased before."""
+
+
+class ClientIdentity(NamedTuple):
+    """A connection as its server knows it."""
+
+    id: int
+    server: str
+    """The server's run id: after a restart the same number is somebody else's."""
+
+
+class Queries:
+    """Reads one shard."""
+
+    def __init__(self, store: Store) -> None:
+        self._commands: Commands = store.commands
+        self._keys = store.keys
+
+    async def counts(self) -> Counts:
+        """How every topic stands."""
+        counters = _pairs(await self._read("HGETALL", "counters"))
+        paused = set(await self._read("SMEMBERS", "paused"))
+        topics = {}
+        named = paused.union(await self._read("SMEMBERS", "topics"))
+        for raw in sorted(filter(is_name, named)):  # others are not ours
+            topic = raw.decode()
+            pending = 0
+            for part in PENDING.values():
+                pending += await self._command("LLEN", self._keys.of_topic(topic, part))
+            count = {
+                event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
+                for event in ("produced", "completed", "retried", "dead")
+            }
+            stale = _whole(counters.get((topic + STALE_COUNTER).encode(), b"0"))
+            pending = max(0, pending - stale)
+            processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
+            topics[topic] = TopicCounts(pending, processing, raw in paused, **count)
+        return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
+
+    async def paused(self, topic: str) -> bool:
+        """Whether a topic is paused."""
+        return bool(await self._read("SISMEMBER", "paused", topic))
+
+    async def workers(self) -> list[WorkerFacts]:
+        """The workers that have lately said that they live.
+
+        Those that have not are forgotten by the next one that does; there may be no next one.
+        """
+        facts = _pairs(await self._read("HGETALL", "workers"))
+        since = (await self.time() - SILENCE) * 1000
+        seen = await self._read("ZRANGE", "workers_seen", since, "inf", "BYSCORE", "WITHSCORES")
+        return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
+
+    async def registered(self) -> dict[str, bytes]:
+        """What every worker said of itself, the silent ones too."""
+        return {_text(name): facts for name, facts in _pairs(await self._read("HGETALL", "workers")).items()}
+
+    async def own_connection(self) -> ClientIdentity:
+        """The connection that this reader uses.
+
+        Raises:
+            ResponseError: the user may not ask, or something in between shares connections.
+        """
+        own = await self._command("CLIENT", "ID")
+        server = (await self.info("server")).get("run_id", "")
+        if not isinstance(own, int) or not server or own not in await self.connected([own]):
+            raise ResponseError("the server does not list this connection; does a proxy share connections?")
+        return ClientIdentity(own, server)
+
+    async def connected(self, ids: Iterable[int]) -> set[int]:
+        """Which of these connections the server has."""
+        reply = await self._command("CLIENT", "LIST", "ID", *ids)
+        return {int(line[3 : line.index(b" ")]) for line in reply.splitlines() if line.startswith(b"id=")}
+
+    async def topics(self) -> list[str]:
+        """The topics that were ever produced to."""
+        return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
+
+    async def time(self) -> float:
+        """The server's time, in seconds since 1970."""
+        seconds, us = await self._command("TIME")
+        return int(seconds) + int(us) / 1e6
+
+    async def message(self, id_: str) -> Live | None:
+        """A live message, None if there is none.
+
+        Its body is read last, so that it is never older than the place the message was seen in.
+        """
+        (topic,) = await self._read("HMGET", "payload", id_ + TOPIC_FIELD)
+        lease = None
+        if topic is not None:
+            lease = await self._command("HGET", self._keys.of_topic(_text(topic), "processing"), id_)
+        due = await self._read("ZSCORE", "delay_tasks", id_)
+        deadline = await self._read("ZSCORE", "all_expire_monitor", id_)
+        body, kept = await self._read("HMGET", "payload", id_, id_ + KEPT_FIELD)
+        if body is None:
+            return None
+        return Live(
+            body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
+        )
+
+    async def leases(self, topic: str) -> dict[str, Lease]:
+        """Every lease of a topic that can be read, by id."""
+        leases: dict[str, Lease] = {}
+        cursor = b"0"
+        while True:
+            key = self._keys.of_topic(topic, "processing")
+            cursor, rows = await self._command("HSCAN", key, cursor, "COUNT", 500)
+            leases |= {_text(id_): lease for id_, text in _rows(rows) if (lease := Lease.parse(_text(text)))}
+            if int(cursor) == 0:
+                return leases
+
+    async def dead_ids(self, start: int, count: int) -> list[tuple[str, float]]:
+        """Ids and times of death, latest first, from rank *start*."""
+        rows = await self._read("ZRANGE", "dlq", start, start + count - 1, "REV", "WITHSCORES")
+        return [(_text(id_), float(score) / 1000) for id_, score in _rows(rows)]
+
+    async def died_at(self, ids: Sequence[str]) -> list[float | None]:
+        """When messages died, None for one that has not."""
+        return [_seconds(score) for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
+
+    async def dead_labels(self, ids: Sequence[str]) -> list[tuple[bytes | None, bytes | None]]:
+        """The topic of each dead message and why it died; both None for one of which nothing is left."""
+        names = [id_ + part for part in (TOPIC_FIELD, ERROR_FIELD) for id_ in ids]
+        values = [value async for some in self.values("dlq_payload", names) for value in some]
+        labels = list(zip(values[: len(ids)], values[len(ids) :], strict=True))
+        bare = [n for n, label in enumerate(labels) if label == (None, None)]
+        bodies = await self._lengths("dlq_payload", [ids[n] for n in bare])
+        for n, length in zip(bare, bodies, strict=True):
+            if length:
+                labels[n] = b"", None
+        return labels
+
+    async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
+        """Fields of a hash in their order, as many at a time as fit into a reply."""
+        some: list[str] = []
+        size = 0
+        for name, length in zip(names, await self._lengths(part, names), strict=True):
+            if some and size + length > REPLY_BYTES:
+                yield await self._read("HMGET", part, *some)
+                some, size = [], 0
+            some.append(name)
+            size += length + _FRAME
+        if some:
+            yield await self._read("HMGET", part, *some)
+
+    async def _lengths(self, part: str, names: Sequence[str]) -> list[int]:
+        """How long fields of a hash are, 0 for one that is not there; asked in a row, answered in a row."""
+        key = self._keys.of_queue(part)
+        asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
+        return list(await asyncio.gather(*asked))
+
+    async def delayed_ids(self, start: int, count: int) -> list[str]:
+        """Ids of delayed messages, the next one due first."""
+        return [_text(id_) for id_ in await self._read("ZRANGE", "delay_tasks", start, start + count - 1)]
+
+    async def topics_of(self, ids: Sequence[str]) -> list[str]:
+        """The topics of live messages, empty for one that is gone."""
+        if not ids:
+            return []
+        return [_text(t) for t in await self._read("HMGET", "payload", *(id_ + TOPIC_FIELD for id_ in ids))]
+
+    async def info(self, *sections: str) -> dict[str, str]:
+        """The server's facts about itself."""
+        reply = await self._command("INFO", *sections)
+        lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    async def _command(self, *args: Any) -> Any:
+        return await self._commands.execute_command(*args)
+
+    async def _read(self, command: str, part: str, *args: Any) -> Any:
+        return await self._commands.execute_command(command, self._keys.of_queue(part), *args)
+
+
+_FRAME: Final = 16
+"""What a value costs in a reply beside its bytes."""
+
+
+def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
+    """A worker by what it said of itself; a later version may say more, and anyone may write nonsense."""
+    try:
+        said = msgspec.json.decode(facts, type=dict[str, Any])
+        seen = {"name": _text(name), "seen_at": float(seen_ms) / 1000}
+        return msgspec.convert({"topics": ()} | said | seen, WorkerFacts)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return WorkerFacts(_text(name), float(seen_ms) / 1000, ())
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode(errors="replace")
+
+
+def _whole(value: bytes) -> int:
+    """A counter; 0 where somebody wrote nonsense."""
+    return int(value) if value.isdigit() and len(value) < 20 else 0
+
+
+def _seconds(score: bytes | None) -> float | None:
+    return None if score is None else float(score) / 1000
+
+
+def _rows(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(_rows(flat))

@@ -1,0 +1,32 @@
+-- What produce_* checks before it stores anything: the size of every body, and whether an id is
+-- taken. Messages stand at ARGV[first], ARGV[first + step], …: id, lane, …, body.
+-- Returns the ids and per id 1 free | 0 live | -1 dead | -2 done and still remembered.
+local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
+  local ids, status, seen = batch(first, step), {}, {}
+  if #ids == 0 then return ids, status end
+  for n = 1, #ids do
+    local id, at = ids[n], first + (n - 1) * step
+    local lane, size = ARGV[at + 1], #ARGV[at + step - 1]
+    if not suffixes[lane] then error('BADLANE ' .. lane .. ' of message ' .. id, 0) end
+    if size > max_bytes then
+      error('TOOLARGE message ' .. id .. ' has ' .. size .. ' bytes, the limit is ' .. max_bytes, 0)
+    end
+  end
+  local bodies = redis.call('HMGET', payload, unpack(ids))
+  -- Most often nobody has died or asked to be remembered, and then there is nothing to look up.
+  local deaths = redis.call('ZCARD', dlq) > 0 and redis.call('ZMSCORE', dlq, unpack(ids)) or {}
+  local memories = redis.call('ZCARD', done) > 0 and redis.call('ZMSCORE', done, unpack(ids)) or {}
+  for n = 1, #ids do
+    local id = ids[n]
+    if bodies[n] or seen[id] then
+      status[n] = 0
+    elseif deaths[n] then
+      status[n] = -1
+    elseif memories[n] and tonumber(memories[n]) > now_ms then
+      status[n] = -2
+    else
+      status[n], seen[id] = 1, true
+    end
+  end
+  return ids, status
+end

@@ -1,0 +1,18 @@
+-- Takes an id out of its topic's lists where that costs nothing: at either end. Elsewhere the entry
+-- stays, a hint that claim_message will drop; nothing ever searches a long list.
+-- `listed`: 1 if the message was pending until now, else 0.
+-- Returns how many more entries no claim will deliver; below 0 if some of an earlier life went.
+local function drop_hint(prefix, topic, id, listed)
+  local stale = listed
+  for _, lane in ipairs(lanes) do
+    local list = prefix .. topic .. suffixes[lane]
+    if redis.pcall('LINDEX', list, -1) == id then
+      redis.call('RPOP', list)
+      stale = stale - 1
+    elseif redis.pcall('LINDEX', list, 0) == id then
+      redis.call('LPOP', list)
+      stale = stale - 1
+    end
+  end
+  return stale
+end

@@ -1,0 +1,115 @@
+"""A shard: one server's part of a queue. A queue has one or more; nothing here knows how many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+from zlib import crc32
+
+from mx_rmq.storage.blocking import BlockingConnections
+from mx_rmq.storage.connection import Connection, ConnectionPerCall
+from mx_rmq.storage.durability import WAITS
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.store import Commands
+
+
+def shard_number(id_: str, count: int) -> int:
+    """Which of *count* shards holds a message."""
+    return crc32(id_.encode()) % count if count > 1 else 0
+
+
+class Shard:
+    """The keys, the connections and the stores of one server.
+
+    Args:
+        url: of the server itself; never ``embedded://``.
+        config: of the queue.
+        number: which shard, or None if the queue has only one.
+        revive: brings an embedded server back that is gone, and returns its URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: Config,
+        number: int | None = None,
+        *,
+        revive: Callable[[], str] | None = None,
+    ) -> None:
+        self.url = url
+        self.keys = Keys(config.name, number)
+        self._config = config
+        self._revive = revive
+        self._shared: WeakSet[Connection] = WeakSet()
+        """Those with one user each; when one is told that the server was demoted, all leave."""
+        self.connection = self.new_connection(0.0)
+        self.store = self._store_on(self.connection)
+        self._for_operators = self.new_connection(0.0)
+        self.operating = self._store_on(self._for_operators)
+        """For what operators read and do: a long reply on its connection holds up nothing else. It is
+        opened when it is first used."""
+        self._waiting = ConnectionPerCall(
+            url,
+            timeout=config.socket_timeout,
+            waits=config.durability_timeout,
+            revive=revive,
+            on_demoted=self._leave,
+        )
+        self._stores: dict[Durability, Store] = {"memory": self.store}
+
+    def store_for(self, durability: Durability) -> Store:
+        """A store whose produce waits for what *durability* says.
+
+        It has connections of its own: on a shared one, other calls would wait behind each produce.
+        """
+        if (store := self._stores.get(durability)) is None:
+            commands = WAITS[durability](self._waiting, self.keys, self._config)
+            store = self._stores[durability] = self._store_on(commands)
+        return store
+
+    def new_connection(self, longest: float) -> Connection:
+        """A connection of its own for commands that wait up to *longest* seconds."""
+        connection = Connection(
+            self.url,
+            timeout=self._config.socket_timeout,
+            waits=longest,
+            revive=self._revive,
+            on_demoted=self._leave,
+        )
+        self._shared.add(connection)
+        return connection
+
+    def blocking_store(self, timeout: float) -> tuple[Store, BlockingConnections]:
+        """A store for use by ``run_blocking`` outside the event loop, and its connections.
+
+        Args:
+            timeout: seconds without an answer after which a connection counts as dead.
+        """
+        connections = BlockingConnections(self.url, timeout, revive=self._revive)
+        return self._store_on(connections), connections
+
+    async def close(self) -> None:
+        """Close the connections for good: a handler that outlives its worker must not open them again."""
+        await self.connection.close(for_good=True)
+        await self._for_operators.close(for_good=True)
+        await self._waiting.close()
+
+    def _store_on(self, commands: Commands) -> Store:
+        return Store(commands, self.keys, max_bytes=self._config.max_bytes)
+
+    def _leave(self, told: Connection) -> None:
+        """One connection was told that its server is not the primary any more: all others leave it too.
+
+        Those that only read would never notice, and would take a replica's old data for the truth.
+        """
+        why = "its server is not the primary any more"
+        for connection in self._shared:
+            if connection is not told:
+                connection.lose(why)
+        self._waiting.lose_idle(why)

@@ -1,0 +1,379 @@
+"""One typed method per script: every command on a message's path is here and nowhere else."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from mx_rmq.checks import are_names, check_name
+from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.limits import BATCH, MAX_BYTES
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.contract import (
+    Cancelled,
+    Claim,
+    Delivery,
+    Examined,
+    NewMessage,
+    NextDelay,
+    Overdue,
+    Promotion,
+    Replay,
+    Replayed,
+    Settled,
+    Suspect,
+    Takeover,
+)
+from mx_rmq.storage.scripts import SCRIPTS, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from enum import IntEnum
+
+    from mx_rmq.storage.keys import Keys
+
+Status = TypeVar("Status", bound="IntEnum")
+
+
+class Commands(Protocol):
+    """What the store needs of a connection; ``redis.asyncio.Redis`` has it."""
+
+    def execute_command(self, *args: Any) -> Awaitable[Any]:
+        """Send one command and return its reply, strings as bytes."""
+
+
+class Together(Protocol):
+    """Connections on which several commands can be sent in one write."""
+
+    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+
+
+class Store:
+    """The transitions of one queue's messages on one server.
+
+    Args:
+        commands: where the scripts run.
+        keys: which queue.
+        max_bytes: the largest body that may be stored.
+        now: the time in µs, for tests; the server's own clock otherwise.
+        scripts: the scripts, for tests of the tests.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        keys: Keys,
+        *,
+        max_bytes: int = MAX_BYTES,
+        now: Callable[[], int] | None = None,
+        scripts: Mapping[str, Script] = SCRIPTS,
+    ) -> None:
+        self.commands = commands
+        self.keys = keys
+        self.max_bytes = max_bytes
+        self._now = now
+        self._scripts = scripts
+
+    # -- a message's life
+
+    async def produce(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        """Store messages and make them pending, all or none of those whose id is free.
+
+        A *call* named by a *producer* may be sent again after a lost reply: it is answered, not done
+        again, even if its messages have been completed meanwhile.
+        """
+        self._check_new(topic, messages, producer, call)
+        args: list[Any] = [topic, call, self.max_bytes]
+        for message in messages:
+            args += (message.id, message.lane, _lifetime(message.ttl), message.body)
+        reply = await self._run("produce_normal_message", args, topic, producer)
+        return _statuses(Stored, reply)
+
+    async def produce_delayed(
+        self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
+    ) -> list[Stored]:
+        """Store messages that become pending after their delay."""
+        self._check_new(topic, messages, producer, call)
+        args: list[Any] = [topic, call, self.max_bytes]
+        for message in messages:
+            args += (message.id, message.lane, _lifetime(message.ttl), _ms(message.delay), message.body)
+        reply = await self._run("produce_delay_message", args, topic, producer)
+        return _statuses(Stored, reply)
+
+    async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
+        """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
+        args = (topic, limit, _ms(lease), check_name("worker", holder))
+        now, left, *cells = await self._run("claim_message", args, topic)
+        deliveries = [
+            Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
+            for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
+            if id_.isascii()  # else nobody could settle it: its lease runs out, and the monitor names it
+        ]
+        return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
+
+    async def start(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
+        """Note that deliveries are about to run, so that a crash is blamed on them."""
+        args: list[Any] = []
+        for delivery in deliveries:
+            args += (delivery.id, delivery.token)
+        return _statuses(Settled, await self._run("start_message", args, topic))
+
+    async def extend(self, topic: str, deliveries: Sequence[Delivery], *, lease: float) -> list[Settled]:
+        """Give deliveries a new deadline, *lease* seconds from now."""
+        args: list[Any] = [_ms(lease)]
+        for delivery in deliveries:
+            args += (delivery.id, delivery.token)
+        return _statuses(Settled, await self._run("extend_lease", args, topic))
+
+    async def extend_together(
+        self,
+        connections: Together,
+        chunks: Sequence[tuple[str, Sequence[Delivery]]],
+        *,
+        lease: float,
+    ) -> list[list[Settled] | StoreError]:
+        """Extend deliveries of many topics in one write; what is refused of one is among the answers."""
+        script = self._scripts["extend_lease"]
+        now = self._now() if self._now else ""
+        commands = []
+        for topic, deliveries in chunks:
+            keys = self.keys.of_script(script, topic)
+            args = [cell for delivery in deliveries for cell in (delivery.id, delivery.token)]
+            commands.append(("EVALSHA", script.sha, len(keys), *keys, _ms(lease), *args, now))
+        answers: list[list[Settled] | StoreError] = []
+        replies = await connections.execute_together(*commands)
+        for (topic, _), command, reply in zip(chunks, commands, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                (reply,) = await connections.execute_together(("EVAL", script.text, *command[2:]))
+            match reply:
+                case ResponseError():
+                    answers.append(await self._translated(reply, script, self.keys.of_script(script, topic)))
+                case Exception():
+                    raise reply
+                case _:
+                    answers.append(_statuses(Settled, reply))
+        return answers
+
+    async def end_leases(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
+        """Let the leases of a vanished worker end now, so that a monitor takes its messages over."""
+        return await self.extend(topic, deliveries, lease=0.0)
+
+    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
+        """Finish deliveries and forget their messages; each id stays taken for the seconds beside it."""
+        args: list[Any] = [topic]
+        for delivery, dedup_for in finished:
+            args += (delivery.id, delivery.token, _ms(dedup_for))
+        return _statuses(Settled, await self._run("complete_message", args, topic))
+
+    async def retry(self, topic: str, failed: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        """Try messages again after the given seconds, with their new bodies."""
+        args: list[Any] = [topic]
+        for delivery, delay, body in failed:
+            args += (delivery.id, delivery.token, _ms(delay), body)
+        return _statuses(Settled, await self._run("retry_message", args, topic))
+
+    async def release(
+        self, topic: str, deliveries: Sequence[Delivery], *, bodies: Sequence[bytes] = ()
+    ) -> list[Settled]:
+        """Put deliveries back to the head of their lanes, with new bodies if given (empty: as stored)."""
+        args: list[Any] = [topic]
+        for delivery, body in zip(deliveries, bodies or [b""] * len(deliveries), strict=True):
+            args += (delivery.id, delivery.token, body)
+        return _statuses(Settled, await self._run("release_message", args, topic))
+
+    async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+        """Keep messages as dead: their final bodies (empty: as stored) and why."""
+        args: list[Any] = [topic]
+        for delivery, body, error in dead:
+            args += (delivery.id, delivery.token, body, error)
+        return _statuses(Settled, await self._run("move_to_dlq", args, topic))
+
+    async def take_over(
+        self, limit: int, *, lease: float, holder: str, before: float | None = None
+    ) -> Overdue:
+        """Take over, as *holder*, what ran past its deadline.
+
+        A call that the server sees after *before*, by its own clock in seconds, changes nothing: whatever
+        held it up may have held up the heartbeats of living owners too.
+        """
+        bound = "" if before is None else round(before * 1e6)
+        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound)
+        now, cells, cleaned, poisoned, belated = await self._run("handle_timeout_message", args)
+        taken = [
+            Takeover(
+                Delivery(id_.decode(), topic.decode(), token.decode(), body, float(expires) / 1000),
+                cause.decode(),
+                _text(previous),
+            )
+            for id_, topic, body, token, cause, expires, previous in zip(*[iter(cells)] * 7, strict=True)
+        ]
+        return Overdue(int(now) / 1e6, taken, _texts(cleaned), _texts(poisoned), bool(belated))
+
+    async def next_delay(self) -> NextDelay:
+        """Say when the first delayed message is due."""
+        state, *rest = await self._run("get_next_delay_task", ())
+        ms, id_ = rest or (0, b"")
+        return NextDelay(state.decode(), ms / 1000, _text(id_))
+
+    async def promote(self, limit: int = BATCH) -> Promotion:
+        """Make pending what is due."""
+        args = (self.keys.prefix, limit)
+        wait, promoted, cleaned, poisoned = await self._run("process_delay_message", args)
+        return Promotion(
+            None if wait < 0 else wait / 1000, _texts(promoted), _texts(cleaned), _texts(poisoned)
+        )
+
+    # -- operators' verbs
+
+    async def replay(self, replays: Iterable[Replay]) -> list[Replayed]:
+        """Give dead messages another life."""
+        args: list[Any] = [self.keys.prefix]
+        for replay in replays:
+            died = "" if replay.died_at is None else _ms(replay.died_at)
+            args += (replay.id, died, replay.lane, _lifetime(replay.ttl), replay.body)
+        return _statuses(Replayed, await self._run("replay_dlq", args))
+
+    async def delete_dead(self, ids: Sequence[str], died_at: Sequence[float] = ()) -> int:
+        """Delete dead messages for good and say how many there were.
+
+        With the times of death the caller has looked at, one that died again since is kept.
+        """
+        died: list[Any] = [_ms(instant) for instant in died_at] or [""] * len(ids)
+        args = [cell for pair in zip(ids, died, strict=True) for cell in pair]
+        return int(await self._run("delete_dlq", args))
+
+    async def trim_dead(
+        self, *, max_age: float | None = None, max_count: int | None = None, limit: int = BATCH
+    ) -> int:
+        """Delete up to *limit* of the oldest dead messages that are too old or too many."""
+        args = (_lifetime(max_age), "inf" if max_count is None else max_count, limit)
+        return int(await self._run("trim_dlq", args))
+
+    async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
+        """Withdraw messages that are pending or delayed."""
+        return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
+
+    async def purge(self, topic: str, limit: int = BATCH) -> tuple[int, int]:
+        """Withdraw up to *limit* pending messages: how many went, how many entries are left."""
+        withdrawn, left = await self._run("purge_topic", (topic, limit), topic)
+        return withdrawn, left
+
+    async def pause(self, topic: str) -> bool:
+        """Stop the delivery of a topic; False if it already was stopped."""
+        check_name("topic", topic)
+        return bool(await self._run("pause_topic", (topic,), topic))
+
+    async def resume(self, topic: str) -> bool:
+        """Deliver a paused topic again; False if it was not paused."""
+        return bool(await self._run("resume_topic", (topic,), topic))
+
+    async def wake(self, topic: str) -> None:
+        """Pass on a wake token that its taker cannot use."""
+        await self._run("wake_topic", (), topic)
+
+    async def register_worker(self, worker: str, facts: bytes, *, silence: float) -> int:
+        """Say that a worker lives, or with empty facts that it leaves; forget those silent for long."""
+        return int(await self._run("register_worker", (worker, facts, _ms(silence))))
+
+    async def examine(
+        self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
+    ) -> list[Examined]:
+        """Say where messages are and what is wrong with them, and mend that if asked to."""
+        args: list[Any] = [self.keys.prefix, "mend" if mend else "look", _ms(lease)]
+        for suspect in suspects:
+            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback)
+        cells = _texts(await self._run("mend_message", args))
+        return [
+            Examined(place, topic, deadline, tuple(findings.split()))
+            for place, topic, deadline, findings in zip(*[iter(cells)] * 4, strict=True)
+        ]
+
+    # -- how a script is run
+
+    async def _run(self, name: str, args: Sequence[Any], topic: str = "", producer: str = "") -> Any:
+        script = self._scripts[name]
+        keys = self.keys.of_script(script, topic, producer)
+        now = self._now() if self._now else ""
+        try:
+            try:
+                return await self.commands.execute_command(
+                    "EVALSHA", script.sha, len(keys), *keys, *args, now
+                )
+            except NoScriptError:
+                # EVAL loads it too, and needs no right to SCRIPT LOAD.
+                return await self.commands.execute_command("EVAL", script.text, len(keys), *keys, *args, now)
+        except ResponseError as error:
+            raise await self._translated(error, script, keys) from error
+
+    async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
+        """The server's refusal in our words. Scripts check before they write, so nothing was written."""
+        text = str(error)
+        if "WRONGTYPE Operation" in text:
+            wrong = []
+            for key, (_, kind) in zip(keys, script.keys, strict=True):
+                found = (await self.commands.execute_command("TYPE", key)).decode()
+                if found not in (kind, "none"):
+                    wrong.append(f"{key} is a {found}, not a {kind}")
+            what = "; ".join(wrong) or "a key of the queue has the wrong type"
+            return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
+        # Not "OOM": redis-py cuts that word off, and TOOMANY has it in the middle.
+        if "command not allowed when used memory" in text:
+            return OutOfMemory(
+                f"{script.name}: the server reached its maxmemory and stores nothing more; "
+                "raise maxmemory or let workers catch up, then send again"
+            )
+        return StoreError(f"{script.name}: {text}")
+
+    def _check_new(self, topic: str, messages: Sequence[NewMessage], producer: str, call: str) -> None:
+        names = [topic, *[message.id for message in messages]]
+        if call:  # the memory of a call is read word by word, and is nobody else's
+            names += (producer, call)
+        if not are_names(names):
+            check_name("topic", topic)
+            for message in messages:
+                check_name("message id", message.id)
+            check_name("producer", producer)
+            check_name("call", call)
+        for message in messages:
+            check_size(topic, message, self.max_bytes)
+
+
+def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
+    """Refuse a message that is larger than it may be.
+
+    Raises:
+        MessageTooLarge: names it, its size and the limit.
+    """
+    if len(message.body) > max_bytes:
+        raise MessageTooLarge(
+            f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
+            f"the limit is {max_bytes}; store large data elsewhere and send a reference"
+        )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000) if seconds else 0
+
+
+@lru_cache(maxsize=256)
+def _lifetime(seconds: float | None) -> int | str:
+    return "inf" if seconds is None else _ms(seconds)
+
+
+def _text(cell: bytes) -> str:
+    # What stands there may be anybody's bytes; ours are plain names.
+    return cell.decode(errors="backslashreplace")
+
+
+def _texts(cells: Iterable[bytes]) -> list[str]:
+    return [_text(cell) for cell in cells]
+
+
+def _statuses(kind: type[Status], codes: Iterable[int]) -> list[Status]:
+    names: Any = kind._value2member_map_
+    return [names[code] for code in codes]

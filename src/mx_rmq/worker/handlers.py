@@ -1,0 +1,106 @@
+"""Handlers: a function, the topic it serves and how it wants to be run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from mx_rmq.checks import check_name, check_seconds, check_whole, refusal
+from mx_rmq.errors import ConfigError
+from mx_rmq.limits import BATCH
+from mx_rmq.payloads import Encoded
+from mx_rmq.retry import Retry
+from mx_rmq.worker.payload_types import payload_type_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from mx_rmq.receipt import Receipt
+
+    Call = Callable[[Any, Any], Awaitable[Any]]
+    Middleware = Callable[[Call, Any, Any], Awaitable[Any]]
+
+P = TypeVar("P")
+
+
+class Outlet(Protocol):
+    """Where a handler's own ``produce`` goes: its queue."""
+
+    @property
+    def has_produce_middleware(self) -> bool:
+        """Whether anything is around produce."""
+
+    @property
+    def produce(self) -> Callable[..., Awaitable[Receipt]]:
+        """Store a message."""
+
+    @property
+    def produce_many(self) -> Callable[..., Awaitable[list[Receipt]]]:
+        """Store many messages."""
+
+
+class Handler(Generic[P]):
+    """A registered function; still callable as such, and a typed way to produce to its topic."""
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        topic: str,
+        function: Callable[..., Any],
+        *,
+        retry: Retry,
+        timeout: float | None,
+        concurrency: int | None = None,
+        batch: int | None = None,
+        linger: float = 0.0,
+    ) -> None:
+        self.topic = check_name("topic", topic)
+        if not callable(function):
+            raise ConfigError(f"{function!r} cannot handle topic {topic!r}: it is no function")
+        check_whole(f"concurrency of topic {topic!r}", concurrency, 1, none="the queue's")
+        check_whole(f"batch of topic {topic!r}", batch, 1, BATCH, none="single messages")
+        check_seconds(f"linger of topic {topic!r}", linger)
+        if linger and batch is None:
+            raise ConfigError(f"linger of topic {topic!r} is for batches; give batch= too")
+        check_seconds(f"timeout of topic {topic!r}", timeout, above=0.0, none="no limit")
+        if not isinstance(retry, Retry):
+            raise refusal(f"retry of topic {topic!r}", "a Retry(...)", retry)
+        self.function = function
+        self.retry = retry
+        self.timeout = timeout
+        self.concurrency = concurrency
+        self.batch = batch or 1
+        self.is_batch = batch is not None
+        self.linger = linger
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        )
+        self.payload_type, self.takes_context = payload_type_of(function, batch=self.is_batch)
+        self._outlet = outlet
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", topic)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function itself, as in a test of it."""
+        return self.function(*args)
+
+    async def produce(self, payload: P, **options: Any) -> Receipt:
+        """Produce to the handler's topic what the handler wants; see ``RedisMessageQueue.produce``.
+
+        Raises:
+            InvalidPayload: the handler would not accept it.
+        """
+        return await self._outlet.produce(self.topic, self._accepted(payload), **options)
+
+    async def produce_many(self, payloads: Iterable[P], **options: Any) -> list[Receipt]:
+        """Produce many at once; see ``RedisMessageQueue.produce_many``."""
+        accepted = (self._accepted(payload) for payload in payloads)
+        return await self._outlet.produce_many(self.topic, accepted, **options)
+
+    def _accepted(self, payload: P) -> Any:
+        """A payload that the handler will accept; encoded, unless middleware wants to see it."""
+        encoded = self.payload_type.encode(payload)
+        return payload if self._outlet.has_produce_middleware else Encoded(encoded)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.__name__} of topic {self.topic!r}>"

@@ -1,0 +1,149 @@
+"""What a worker holds on a shard: deliveries under its leases, from the claim until they are settled."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mx_rmq.message import Message
+    from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.worker.handlers import Handler
+    from mx_rmq.worker.outcome import Verdict
+
+
+class End(Enum):
+    """Why a running handler is to end before it has."""
+
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    LATE = "late"
+    """Its lease may have run out before it began."""
+    STOP = "stop"
+
+
+class Holdings:
+    """The deliveries that one worker holds on one shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.jobs: set[Job] = set()
+        """Read by the lease keeper's thread too."""
+        self.present_until = inf
+        """Until when, by the loop's clock, no other worker can take this one for vanished."""
+        self.stood_in = False
+        """Whether the lease keeper's thread has ever settled something for the loop."""
+        self._server_ahead = 0.0
+
+    def forget(self, jobs: Iterable[Job]) -> None:
+        """Stop keeping the leases of jobs."""
+        self.jobs.difference_update(jobs)
+
+    def set_clock(self, server_now: float) -> None:
+        """Note the server's time, just received."""
+        self._server_ahead = server_now - asyncio.get_running_loop().time()
+
+    def server_time(self, loop_time: float) -> float:
+        """The server's time, in seconds since 1970, at an instant of the loop's clock."""
+        return loop_time + self._server_ahead
+
+
+class Job:
+    """One delivery, from the claim until it is settled."""
+
+    __slots__ = (
+        "_batch",
+        "_lost",
+        "_runner",
+        "claimed_at",
+        "deadline",
+        "delivery",
+        "end",
+        "handler",
+        "holdings",
+        "is_settled",
+        "leased_until",
+        "loop",
+        "message",
+        "payload",
+        "started_at",
+        "took",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        holdings: Holdings,
+        handler: Handler[Any],
+        loop: asyncio.AbstractEventLoop,
+        claimed_at: float,
+        leased_until: float,
+    ) -> None:
+        self.delivery = delivery
+        self.holdings = holdings
+        self.handler = handler
+        self.loop = loop
+        self.message: Message | None = None
+        """What was stored, once it has been read."""
+        self.payload: Any = None
+        self.deadline = inf
+        """When its handler times out, by the loop's clock; the lease is not extended past it."""
+        self.claimed_at = claimed_at
+        """When the claim was sent, by the loop's clock."""
+        self.leased_until = leased_until
+        """When the lease is over at the earliest, by the loop's clock; nothing begins after that."""
+        self.started_at = 0.0
+        self.took = 0.0
+        """How long its handler ran; measured for the events of completed messages only."""
+        self.end: End | None = None
+        self.verdict: Verdict | None = None
+        """How it ends, from the moment that this is known."""
+        self.is_settled = False
+        """Whether the lease keeper's thread has told the server, because the loop hung."""
+        self._runner: asyncio.Task[Any] | None = None
+        self._batch: Sequence[Job] = ()
+        self._lost: asyncio.Event | None = None
+
+    def begin(self, runner: asyncio.Task[Any] | None, batch: Sequence[Job]) -> None:
+        """The handler is about to be called in *runner*, for this job and the others of its batch."""
+        self._runner = runner
+        self._batch = batch
+        timeout = self.handler.timeout
+        self.deadline = inf if timeout is None else self.started_at + timeout
+
+    def finish(self) -> None:
+        """The handler has ended; nothing can stop it any more."""
+        self._runner = None
+        self._batch = ()
+        self.deadline = inf
+
+    def extend(self, seconds: float) -> None:
+        """Give the handler *seconds* from now; the jobs of a batch share one call, and so its time."""
+        deadline = self.loop.time() + seconds
+        for job in self._batch:
+            job.deadline = deadline
+
+    def stop(self, end: End) -> None:
+        """End the handler from outside, if it still runs, or before it begins."""
+        if self.end is None:
+            self.end = end
+            if end is End.LOST and self._lost is not None:
+                self._lost.set()
+            # As long as one job of a batch needs it, the call goes on.
+            if self._runner is not None and all(job.end is not None for job in self._batch):
+                self._runner.cancel()
+
+    @property
+    def lost_event(self) -> asyncio.Event:
+        """Set when the lease is lost; made when it is first asked for."""
+        if self._lost is None:
+            self._lost = asyncio.Event()
+            if self.end is End.LOST:
+                self._lost.set()
+        return self._lost

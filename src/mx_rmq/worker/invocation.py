@@ -1,0 +1,76 @@
+"""How one handler is called: in the loop or in a thread, alone or inside middleware."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.worker.context import Context
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from mx_rmq.worker.handlers import Call, Handler, Middleware
+    from mx_rmq.worker.holdings import Job
+    from mx_rmq.worker.threads import Threads
+
+    Invocation = Callable[[Sequence[Job]], Awaitable[Any]]
+    """Calls a handler for a job, or for a batch of them; what it returns matters only for a batch."""
+
+
+def invocation_of(handler: Handler[Any], threads: Threads, middleware: Sequence[Middleware]) -> Invocation:
+    """The shortest way from jobs to their handler: another coroutine would cost as much as some handlers."""
+    function: Any
+    if handler.is_async and not middleware:
+        function, takes_context = handler.function, handler.takes_context
+    else:
+        function, takes_context = wrap(_plain_call(handler, threads), middleware), True
+    if handler.is_batch:
+
+        async def call_batch(jobs: Sequence[Job]) -> Any:
+            payloads = [job.payload for job in jobs]
+            contexts = ([Context(job) for job in jobs],) if takes_context else ()
+            results = await function(payloads, *contexts)
+            _check_results(results, len(jobs))
+            return results
+
+        return call_batch
+    if takes_context:
+        return lambda jobs: function(jobs[0].payload, Context(jobs[0]))
+    return lambda jobs: function(jobs[0].payload)
+
+
+def wrap(call: Call, middleware: Iterable[Middleware]) -> Call:
+    """Put middleware around a call, the first one outermost."""
+    for layer in reversed(list(middleware)):
+        call = _wrapped(layer, call)
+    return call
+
+
+def _wrapped(layer: Middleware, inner: Call) -> Call:
+    async def outer(payload: Any, context: Any) -> Any:
+        return await layer(inner, payload, context)
+
+    return outer
+
+
+def _plain_call(handler: Handler[Any], threads: Threads) -> Call:
+    async def call(payload: Any, context: Any) -> Any:
+        arguments = (payload, context) if handler.takes_context else (payload,)
+        if handler.is_async:
+            return await handler.function(*arguments)
+        result = await threads.run(handler.function, arguments)
+        # What a decorator that is no coroutine function makes of an async handler.
+        return await result if inspect.isawaitable(result) else result
+
+    return call
+
+
+def _check_results(results: Any, count: int) -> None:
+    if results is None:
+        return
+    if not isinstance(results, list) or len(results) != count:
+        raise TypeError(f"a batch handler returns None, or a list of {count} outcomes")
+    for n, result in enumerate(results):
+        if result is not None and not isinstance(result, BaseException):
+            raise TypeError(f"outcome {n} of the batch is a {type(result).__name__}, not None or an error")

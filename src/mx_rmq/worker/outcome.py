@@ -1,0 +1,173 @@
+"""What becomes of a delivery: every verdict is made here, for runners and monitors alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mx_rmq.message import Death, PastAttempt, describe, encode_message, text_of
+from mx_rmq.raised import Reject, RetryLater
+
+if TYPE_CHECKING:
+    from mx_rmq.message import Message, Reason
+    from mx_rmq.retry import Retry
+
+_UNBEGUN: Final = 10
+"""Times the limit of crashes: what is never seen to begin is dead too, after so many lost workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The handler succeeded; the message is forgotten."""
+
+    dedup_for: float = 0.0
+    """Seconds for which its id stays taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """It failed and runs again after a delay."""
+
+    delay: float
+    error: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """It goes to the DLQ."""
+
+    death: Death
+    body: bytes = b""
+    """Empty if the stored one stays as it is."""
+    may_quote: bool = False
+    """Whether the error's text may quote the payload, so that it must not be logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """It goes back to the head of its lane; no attempt is counted."""
+
+    body: bytes = b""
+    """Empty if the stored one stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It belongs to another worker now; the server is told nothing."""
+
+
+Verdict = Done | Again | Died | Returned | Lost
+
+DONE: Final = Done()
+RETURNED: Final = Returned()
+LOST: Final = Lost()
+
+
+class Run(NamedTuple):
+    """When a handler ran, where, and for how many seconds."""
+
+    at: float
+    worker: str
+    took: float = 0.0
+
+
+# -- it must not run
+
+
+def unreadable(error: Exception) -> Died:
+    """Its stored bytes are no message."""
+    return Died(_death_by("unparsable", error), may_quote=True)
+
+
+def unfit(error: Exception) -> Died:
+    """Its payload does not fit the handler's type."""
+    return Died(_death_by("invalid", error), may_quote=True)
+
+
+def expired(message: Message, body: bytes = b"") -> Died:
+    """Its lifetime is over."""
+    return Died(Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over"), body)
+
+
+# -- its handler ended
+
+
+def succeeded(message: Message) -> Done:
+    """The handler returned."""
+    return DONE if message.dedup_for is None else Done(message.dedup_for)
+
+
+def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Again | Died:
+    """The handler raised *error*; the attempt is added to the message's history."""
+    message.attempts += 1
+    if isinstance(error, Reject):
+        said = text_of(error)
+        return Died(Death(reason="rejected", error=said, kind=Reject.__name__), _history(message, run, said))
+    said = describe(error)
+    body = _history(message, run, said)
+    delay = retry.delay(message.attempts, error)
+    if delay is None:
+        return Died(Death(reason="failed", error=said, kind=type(error).__name__), body)
+    if isinstance(error, RetryLater) and error.delay is not None:
+        delay = error.delay
+    return Again(delay, said, body)
+
+
+def timed_out(message: Message, run: Run, retry: Retry) -> Again | Died:
+    """The handler was stopped when its time was over."""
+    error = TimeoutError(f"the handler was stopped after {run.took:.3g} s, its time was over")
+    return failed(message, error, run, retry)
+
+
+# -- its lease ran out
+
+
+def lapsed(
+    message: Message, run: Run, retry: Retry, crash_limit: int, *, began: bool
+) -> Again | Died | Returned:
+    """Its worker lives but let the lease run out: a failed attempt, if the message is known to have begun.
+
+    The first time that is not known. From then on the start is noted, as after a crash.
+    """
+    if not began:
+        message.unbegun += 1
+        said = "the lease ran out although the worker is connected"
+        return _returned(message, run, said, crash_limit)
+    error = TimeoutError(
+        "its lease ran out although its worker is connected: the handler ran past its timeout and "
+        "cannot be stopped, or the process stands still"
+    )
+    return failed(message, error, run, retry)
+
+
+def vanished(
+    message: Message, run: Run, crash_limit: int, *, began: bool, connection_gone: bool
+) -> Died | Returned:
+    """Its worker vanished, and the message may have taken it down."""
+    if began or not message.crashes:
+        message.crashes += 1
+    else:
+        message.unbegun += 1
+    said = f"the worker vanished: its {'connection was gone' if connection_gone else 'lease ran out'}"
+    return _returned(message, run, said, crash_limit)
+
+
+def _returned(message: Message, run: Run, said: str, crash_limit: int) -> Died | Returned:
+    """Back to its lane, or dead if it has cost too many workers."""
+    body = _history(message, run, said)
+    if message.crashes < crash_limit and message.unbegun < crash_limit * _UNBEGUN:
+        return Returned(body)
+    times = message.crashes + message.unbegun
+    why = f"its worker vanished {times} times, the last one was {run.worker}"
+    return Died(Death(reason="crashed", error=why), body)
+
+
+def _history(message: Message, run: Run, said: str) -> bytes:
+    """The message's new body, with this run in its history."""
+    message.remember(PastAttempt(at=round(run.at, 3), worker=run.worker, took=round(run.took, 4), error=said))
+    return encode_message(message)
+
+
+def _death_by(reason: Reason, error: Exception) -> Death:
+    return Death(reason=reason, error=describe(error), kind=type(error).__name__)

@@ -1,0 +1,104 @@
+"""Payload types: what a handler's annotation says, checked on the way in and on the way out."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import is_dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from mx_rmq.errors import ConfigError, InvalidPayload
+from mx_rmq.payloads import encode_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PayloadType:
+    """Turns stored JSON into what a handler wants; ``Any`` where it does not say."""
+
+    def __init__(self, wanted: Any = Any) -> None:
+        self.wanted = wanted
+        validate = getattr(wanted, "model_validate_json", None)  # pydantic, without depending on it
+        if validate is not None:
+            self._decode: Callable[[msgspec.Raw], Any] = lambda raw: validate(bytes(raw))
+        else:
+            try:
+                self._decode = msgspec.json.Decoder(wanted).decode
+            except (TypeError, msgspec.MsgspecError) as error:
+                raise ConfigError(f"{wanted!r} cannot be a payload: {error}") from error
+        # Such a class is sent as itself; plain values are judged by whether the handler can read them.
+        self._is_record = isinstance(wanted, type) and (
+            validate is not None or is_dataclass(wanted) or issubclass(wanted, msgspec.Struct)
+        )
+
+    def decode(self, raw: msgspec.Raw) -> Any:
+        """Read a payload.
+
+        Raises:
+            InvalidPayload: it does not fit the type.
+        """
+        try:
+            return self._decode(raw)
+        except Exception as error:  # a type's own checks may raise anything
+            raise InvalidPayload(f"the payload does not fit {self._name}: {error}") from error
+
+    def encode(self, payload: Any) -> msgspec.Raw:
+        """Write a payload, after making sure that the handler will accept it."""
+        if self._is_record and not isinstance(payload, self.wanted):
+            raise InvalidPayload(
+                f"the payload is a {type(payload).__name__}, but the handler wants {self._name}"
+            )
+        raw = encode_payload(payload)
+        self.decode(raw)
+        return raw
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.wanted, "__name__", None) or repr(self.wanted)
+
+
+def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[PayloadType, bool]:
+    """What a handler's first parameter wants, and whether it has a second one, for the context.
+
+    Raises:
+        ConfigError: the function cannot be a handler.
+    """
+    name = getattr(function, "__name__", repr(function))
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the parameters of handler {name} cannot be read: {error}") from error
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    demanded = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if not positional or len(required) > 2 or demanded:
+        raise ConfigError(f"handler {name} must take a payload, or a payload and a context")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"handler {name} is a generator, which does nothing when called; let it return")
+    wanted = _annotation(function, positional[0])
+    if batch:
+        if wanted is not Any and get_origin(wanted) is not list and wanted is not list:
+            raise ConfigError(f"a batch handler takes a list of payloads, not {wanted!r}")
+        wanted = (get_args(wanted) or (Any,))[0]
+    return PayloadType(wanted), len(positional) >= 2
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of one parameter; what the others' types are called need not be known at run time."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    while isinstance(function, partial):
+        function = function.func
+    written = function if hasattr(function, "__globals__") else type(function).__call__
+    names = getattr(inspect.unwrap(written), "__globals__", {})
+    only = SimpleNamespace(__annotations__={"payload": parameter.annotation})
+    try:
+        return get_type_hints(only, names, include_extras=True)["payload"]
+    except (TypeError, NameError, SyntaxError) as error:
+        raise ConfigError(
+            f"the payload type {parameter.annotation!r} of handler {function!r} cannot be found: {error}"
+        ) from error

@@ -1,0 +1,276 @@
+"""Jobs that are ready, the runners that wait for them, and how many more the worker has room for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.worker.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from mx_rmq.worker.handlers import Handler
+    from mx_rmq.worker.holdings import Job
+
+_MOST_AT_ONCE = 250
+"""Messages in one claim: enough to share its cost, few enough to arrive before the held ones are used up."""
+_MOMENT = 1.0
+"""Seconds for which a run that begins alone waits for others, and others for it."""
+_MOST_WAKING = 4
+"""Runners woken at a time; each that finds more to do than itself can wakes others. If handlers wait for
+nothing a few runners do it all, and waking the others would cost more than the handlers."""
+
+
+class TopicWork:
+    """The ready and running jobs of one topic."""
+
+    __slots__ = ("handler", "limit", "lingering", "pace", "queued", "ready", "ripe", "runs")
+
+    def __init__(self, handler: Handler[Any], concurrency: int, now: float) -> None:
+        self.handler = handler
+        self.limit = min(handler.concurrency or concurrency, concurrency)
+        self.ready: deque[Job] = deque()
+        self.runs = 0
+        """Handler calls under way."""
+        self.queued = False
+        """Whether the topic is in the line of those that could run now."""
+        self.ripe = False
+        """Whether a batch has waited long enough to run though it is not full."""
+        self.lingering: asyncio.TimerHandle | None = None
+        self.pace = Pace(now)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a run could start now."""
+        if not self.ready or self.runs >= self.limit:
+            return False
+        return len(self.ready) >= self.handler.batch or self.ripe or not self.handler.linger
+
+    @property
+    def starting(self) -> int:
+        """How many runs the ready jobs are about to start."""
+        if not self.runnable:
+            return 0
+        return min(-(-len(self.ready) // self.handler.batch), self.limit - self.runs)
+
+
+class ReadyJobs:
+    """Hands ready jobs to idle runners, topics taking turns, each within its own concurrency."""
+
+    def __init__(self, handlers: Iterable[Handler[Any]], concurrency: int, most_prefetch: int) -> None:
+        self.concurrency = concurrency
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.topics = {handler.topic: TopicWork(handler, concurrency, now) for handler in handlers}
+        self._room_listeners: list[Callable[[], None]] = []
+        self._closed = False
+        self._line: deque[TopicWork] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._waking = 0
+        self._ready = 0
+        self._runs = 0
+        self._most_prefetch = most_prefetch
+        self._alone = asyncio.Lock()
+        self._standing = 0
+        """Runs that begin alone, or wait to."""
+        self._watchers: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        """What must become true when runs end, and the future that is resolved then."""
+
+    # -- jobs
+
+    def offer(self, topic: TopicWork, jobs: list[Job]) -> None:
+        """Make jobs ready and wake runners for them."""
+        topic.ready.extend(jobs)
+        self._ready += len(jobs)
+        self._enqueue(topic)
+        self._wake_some()
+
+    def take(self) -> tuple[TopicWork, list[Job]] | None:
+        """What to run next: one job, or a batch of them for a batch handler."""
+        if not self._line or self._standing:
+            return None
+        topic = self._line.popleft()
+        topic.queued = topic.ripe = False
+        ready = topic.ready
+        batch = topic.handler.batch
+        try:
+            jobs = [ready.popleft()]
+        except IndexError:  # the lease keeper's thread took them back when the loop hung
+            return self.take()
+        if batch > 1:
+            with suppress(IndexError):
+                while len(jobs) < batch:
+                    jobs.append(ready.popleft())
+        if topic.lingering is not None:  # what is left lingers for a time of its own
+            topic.lingering.cancel()
+            topic.lingering = None
+        topic.runs += 1
+        self._runs += 1
+        self._ready -= len(jobs)
+        if ready:
+            self._enqueue(topic)
+        if self._waking < _MOST_WAKING:
+            self._wake_some()
+        return topic, jobs
+
+    async def some_work(self) -> None:
+        """Wait until there is something to take, and at least for one turn of the event loop."""
+        idle = self._loop.create_future()
+        self._idle.append(idle)
+        self._wake_some()
+        try:
+            await idle
+        finally:
+            if not idle.cancelled():
+                self._waking -= 1
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Let the run that asks be the only one while it begins.
+
+        A moment is waited for the others to end, and a moment later others may begin: what takes a
+        process down mostly does so at once, and many messages may have to begin alone.
+        """
+        self._standing += 1
+        leaving = ExitStack()
+        leaving.callback(self._wake_some)
+        leaving.callback(self._stand_back)
+        with leaving:
+            await self._alone.acquire()
+            leaving.callback(self._alone.release)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._until(lambda: self._runs <= self._standing), _MOMENT)
+            timer = self._loop.call_later(_MOMENT, leaving.close)
+            leaving.callback(timer.cancel)
+            yield
+
+    def _stand_back(self) -> None:
+        self._standing -= 1
+
+    def finished(self, topic: TopicWork, count: int) -> None:
+        """Free what ``take`` gave."""
+        topic.runs -= 1
+        self._runs -= 1
+        topic.pace.finished += count
+        if topic.ready and not topic.queued:
+            self._enqueue(topic)
+            self._wake_some()
+        if self._watchers:
+            self._tell_watchers()
+        if not topic.ready or 4 * len(topic.ready) <= 3 * topic.pace.prefetch:
+            for tell in self._room_listeners:
+                tell()
+
+    async def idle(self) -> None:
+        """Wait until nothing runs."""
+        await self._until(lambda: self._runs == 0)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that becomes true when runs end."""
+        if not condition():
+            watcher = (condition, self._loop.create_future())
+            self._watchers.append(watcher)
+            try:
+                await watcher[1]
+            finally:
+                self._watchers.remove(watcher)
+
+    def _tell_watchers(self) -> None:
+        for condition, told in self._watchers:
+            if condition() and not told.done():
+                told.set_result(None)
+
+    def close(self) -> None:
+        """Start no further job."""
+        self._closed = True
+        self._line.clear()
+        for topic in self.topics.values():
+            if topic.lingering is not None:
+                topic.lingering.cancel()
+
+    def drain(self) -> list[Job]:
+        """Take back every job that has not started, in the order of the claims."""
+        jobs = [job for topic in self.topics.values() for job in _emptied(topic)]
+        self._ready = 0
+        return jobs
+
+    def take_back(self, claimed_before: float) -> list[Job]:
+        """Take the ready jobs of every topic whose first one was claimed before an instant, in their order.
+
+        A topic that lingers may hold its jobs for so much longer. Also called by the lease keeper's thread:
+        each job is popped either here or in ``take``, never in both. The caller reports the number to
+        ``forget_ready``.
+        """
+        jobs: list[Job] = []
+        for topic in self.topics.values():
+            with suppress(IndexError):  # the other thread was faster
+                if topic.ready and topic.ready[0].claimed_at + topic.handler.linger < claimed_before:
+                    topic.pace.prefetch = 0  # what was held ready was too much
+                    jobs += _emptied(topic)
+        return jobs
+
+    def forget_ready(self, count: int) -> None:
+        """Count jobs out that were taken back; in the loop's thread."""
+        self._ready -= count
+
+    def _enqueue(self, topic: TopicWork) -> None:
+        if topic.queued or self._closed:
+            return
+        if topic.runnable:
+            topic.queued = True
+            self._line.append(topic)
+        elif topic.ready and topic.lingering is None and topic.handler.linger:
+            topic.lingering = self._loop.call_later(topic.handler.linger, self._ripen, topic)
+
+    def _ripen(self, topic: TopicWork) -> None:
+        topic.lingering = None
+        topic.ripe = bool(topic.ready)
+        self._enqueue(topic)
+        self._wake_some()
+
+    def _wake_some(self) -> None:
+        while self._line and self._idle and self._waking < _MOST_WAKING and not self._standing:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                self._waking += 1
+
+    # -- room
+
+    def on_room(self, tell: Callable[[], None]) -> None:
+        """Have *tell* called whenever there may be room for more."""
+        self._room_listeners.append(tell)
+
+    def room(self, topic: TopicWork) -> int:
+        """How many messages of a topic could be taken in; what is held beyond the next runs, by the quarter.
+
+        The ready jobs of other topics take up runs only as far as they are about to start. Those that
+        wait for their batch to fill, or for their own topic's limit, must keep no other topic waiting.
+        """
+        topic.pace.measure(self._loop.time(), self._most_prefetch)
+        ready, batch = len(topic.ready), topic.handler.batch
+        if batch == 1 and ready and 4 * (ready - topic.starting) > 3 * topic.pace.prefetch:
+            return 0
+        runs, spare = self.concurrency - self._runs, topic.pace.prefetch
+        if self._ready > ready:
+            unused = self._most_prefetch
+            for other in self.topics.values():
+                if other.ready and other is not topic:
+                    runs -= other.starting
+                    unused -= max(0, len(other.ready) - other.starting * other.handler.batch)
+            spare = min(spare, unused)
+        runs = max(0, min(runs, topic.limit - topic.runs))
+        return max(0, min(runs * batch + max(0, spare) - ready, _MOST_AT_ONCE))
+
+
+def _emptied(topic: TopicWork) -> list[Job]:
+    """The ready jobs of a topic, which are taken from it one by one: another thread may do the same."""
+    jobs: list[Job] = []
+    with suppress(IndexError):
+        while True:
+            jobs.append(topic.ready.pop())
+    jobs.reverse()
+    return jobs

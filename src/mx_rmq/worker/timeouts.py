@@ -1,0 +1,43 @@
+"""Timeouts: one look at everything that runs, several times within the shortest timeout.
+
+A timer per message would cost more than many handlers do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mx_rmq.worker.holdings import End
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable, Sequence
+
+    from mx_rmq.worker.holdings import Holdings
+
+_FINEST, _COARSEST = 0.005, 0.1
+
+
+class Timeouts:
+    """Ends handlers that run past their deadline, which they may move."""
+
+    def __init__(
+        self, holdings: Sequence[Holdings], timeouts: Iterable[float | None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._holdings = holdings
+        self._loop = loop
+        shortest = min((timeout for timeout in timeouts if timeout is not None), default=_COARSEST)
+        self._interval = min(max(shortest / 10, _FINEST), _COARSEST)
+        self._next = loop.call_later(self._interval, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._next.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for holdings in self._holdings:
+            for job in list(holdings.jobs):
+                if job.deadline <= now:
+                    job.stop(End.TIMEOUT)
+        self._next = self._loop.call_later(self._interval, self._look)
