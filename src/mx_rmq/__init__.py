@@ -85,11 +85,11 @@ __all__ = [
     "run_processes",
 ]
 
-if not TYPE_CHECKING:  # type checkers know the names from above
+if not TYPE_CHECKING:  # type checkers get these names from the imports above
     _OF_THE_WORKER = {"Context": "mx_rmq.worker.context", "Handler": "mx_rmq.worker.handlers"}
 
     def __getattr__(name: str) -> object:
-        """Imported when first asked for: a program that only produces needs nothing of the worker."""
+        """Import these names on first use, so that a program that only produces does not load the worker."""
         if name in _OF_THE_WORKER:
             return getattr(import_module(_OF_THE_WORKER[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checking what users pass in. Every refusal has one form: what must be, then what was given."""
+"""Checks of what users pass in. Every error says what the value must be, then what was given."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def refusal(what: str, rule: str, given: object) -> ConfigError:
 def check_seconds(
     what: str, value: Any, *, least: float = 0.0, above: float | None = None, none: str = ""
 ) -> None:
-    """Refuse what is no duration.
+    """Refuse a value that is not a duration.
 
     Args:
         what: the option's name.
         value: seconds.
         least: the shortest that is allowed.
-        above: it must be longer than this.
-        none: what None stands for, if it is allowed.
+        above: the value must be greater than this.
+        none: what None means; empty if None is not allowed.
 
     Raises:
-        ConfigError: says what it must be.
+        ConfigError: says what the value must be.
     """
     if value is None and none:
         return
@@ -43,10 +43,10 @@ def check_seconds(
 
 
 def check_whole(what: str, value: object, least: int, most: int | None = None, *, none: str = "") -> None:
-    """Refuse what is no whole number within its bounds.
+    """Refuse a value that is not a whole number within the bounds.
 
     Raises:
-        ConfigError: says what it must be.
+        ConfigError: says what the value must be.
     """
     if value is None and none:
         return
@@ -61,10 +61,10 @@ def check_whole(what: str, value: object, least: int, most: int | None = None, *
 
 
 def check_choice(what: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is none of the choices.
+    """Refuse a value that is not one of the choices.
 
     Raises:
-        ConfigError: names them.
+        ConfigError: lists the choices.
     """
     if value not in choices:
         *others, last = map(repr, choices)
@@ -72,10 +72,10 @@ def check_choice(what: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_name(what: str, value: object) -> str:
-    """Return *value*, as a plain string, if it may name a *what* ("topic", "message id", …).
+    """Return *value* as a plain string if it is a valid name of a *what* ("topic", "message id", …).
 
     Raises:
-        InvalidName: it is no string of 1 to 128 letters, digits and ``_ . -``.
+        InvalidName: it is not a string of 1 to 128 letters, digits and ``_ . -``.
     """
     if isinstance(value, str) and _NAME.fullmatch(value):
         return plain(value)
@@ -83,27 +83,27 @@ def check_name(what: str, value: object) -> str:
 
 
 def is_name(value: str | bytes) -> bool:
-    """Whether this may name a topic or a message, wherever it was found."""
+    """Whether this is a valid topic name or message id; takes bytes as the server returns them too."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return _NAME.fullmatch(text) is not None
 
 
 def are_names(values: Collection[str]) -> bool:
-    """Whether all of these may name something; costs a fraction of looking at each."""
+    """Whether all of these are valid names; much cheaper than one check per name."""
     try:
         joined = " ".join(values)
-    except TypeError:  # one of them is no string
+    except TypeError:  # one of them is not a string
         return False
     return _NAMES.fullmatch(joined) is not None and joined.count(" ") == len(values) - 1
 
 
 def plain(text: str) -> str:
-    """The same text without a subclass: a receipt, or a member of an enum, which formats as its name."""
+    """The text as a plain str, not a subclass: a receipt, or an enum member, which formats as its name."""
     return text if type(text) is str else str.__str__(text)
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: its repr, cut to 80 characters."""
+    """A value as error texts quote it: its repr, cut to 80 characters."""
     try:
         text = repr(value)
     except Exception:  # a number of thousands of digits, or an object whose repr fails
@@ -112,5 +112,5 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a number, and no bool."""
+    """Whether this is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

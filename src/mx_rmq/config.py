@@ -1,4 +1,4 @@
-"""What can be set, checked when it is set."""
+"""The options of a queue, checked when they are set."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mx_rmq.limits import CALL_MEMORY, MAX_BYTES
 from mx_rmq.retry import Retry
 
 Durability = Literal["memory", "disk", "replicated"]
-"""What a produce waits for: the server has the message, or its disk, or its replicas have it too."""
+"""What produce waits for: the message is in the server's memory, also on its disk, or also on replicas."""
 
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 
 ServerCheck = Literal["warn", "refuse", "off"]
-"""What to do with a server that could lose messages: log it, refuse it, or do not look."""
+"""What to do about a server that could lose messages: log a warning, refuse it, or do not check."""
 
 SERVER_CHECKS: tuple[ServerCheck, ...] = get_args(ServerCheck)
 
@@ -28,7 +28,7 @@ DEFAULT_URL = "redis://localhost:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
 WEEK = 7 * 86400.0
 
-# Of the options that are seconds, the shortest; of those that may be None, what that means.
+# For options in seconds: the shortest value. For options that may be None: what None means.
 _SHORTEST = {
     "lease": 0.01,
     "socket_timeout": 0.01,
@@ -41,7 +41,7 @@ _OPTIONAL = {"timeout": "no limit", "ttl": "no end", "dlq_max_age": "no limit"}
 _WHOLE = {"concurrency": 1, "prefetch": 0, "crash_limit": 1, "max_bytes": 256, "replicas": 1}
 
 _PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
-"""Host, port and database; anything else may be a piece of a password."""
+"""Host, port and database; any other text may be part of a password."""
 _PATH = re.compile(r"(/[^#]*)?")
 
 
@@ -57,55 +57,55 @@ class Config:
     url: str = field(default_factory=lambda: os.environ.get("MX_RMQ_URL") or DEFAULT_URL, repr=False)
     """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
     name: str = "default"
-    """The queue: a namespace of topics."""
+    """Name of the queue, which is a namespace of topics."""
     worker_name: str = field(default_factory=_host)
     """Prefix of worker names in leases, histories and logs; the pid and a random suffix follow."""
     concurrency: int = 64
     """How many handlers run at once, over all topics."""
     prefetch: int = 1000
-    """The most messages held ready beyond that; how many are held follows the pace of the handlers."""
+    """Most messages held ready beyond the running ones; the number held follows the pace of the handlers."""
     lease: float = 15.0
-    """How long a message stays a worker's without a sign of life."""
+    """How long a message stays with its worker if the worker does not extend the lease."""
     timeout: float | None = 300.0
-    """How long a handler may run, unless it says otherwise; None for ever."""
+    """How long a handler may run, unless it has its own timeout; None for no limit."""
     retry: Retry = field(default_factory=Retry)
-    """When to try again, unless a handler says otherwise."""
+    """When to retry, unless a handler has its own policy."""
     recovery_grace: float | None = 1.0
-    """How long a worker's connection may be gone before others take over; None leaves it to the lease."""
+    """How long a worker may be disconnected before others take over; None waits for its leases to run out."""
     crash_limit: int = 3
     """How many workers a message may take down before it goes to the DLQ."""
     ttl: float | None = WEEK
-    """How long a message lives, unless its producer says otherwise; None for ever."""
+    """How long a message lives, unless produce is given a ttl; None for no end."""
     max_bytes: int = MAX_BYTES
-    """The largest message, envelope included."""
+    """The largest message in bytes, envelope included."""
     stop_grace: float = 25.0
-    """How long running handlers may go on after a stop was asked for."""
+    """How long running handlers may continue after a stop is requested."""
     socket_timeout: float = 5.0
     """How long the server may take to answer before the connection counts as dead."""
     patience: float = 30.0
-    """How long produce keeps trying while the server cannot be reached; with *socket_timeout* and
-    *durability_timeout* at most 60."""
+    """How long produce keeps trying while the server cannot be reached. The sum of *patience*,
+    *socket_timeout* and *durability_timeout* is at most 60."""
     durability_timeout: float = 5.0
     """How long produce waits for a message to be on disk or replicated."""
     durability: Durability = "memory"
-    """What produce waits for unless it says otherwise: memory, disk or replicated."""
+    """What produce waits for, unless the call says otherwise: memory, disk or replicated."""
     replicas: int = 1
-    """How many replicas must have a message that is to be replicated."""
+    """How many replicas must have a message when durability is replicated."""
     poll: float = 2.0
-    """How often to look even if nothing says that there is work."""
+    """How often to look for messages even if no wake-up arrives."""
     dlq_max_age: float | None = None
     """Dead messages older than this are deleted; None keeps them."""
     dlq_max_count: int | None = None
     """Dead messages beyond this many are deleted, oldest first; None keeps them."""
     server_check: ServerCheck = "warn"
-    """What to do at the start when the server could lose messages."""
+    """What to do at the start if the server could lose messages: warn, refuse or off."""
 
     @classmethod
     def of(cls, **options: Any) -> Config:
         """Make a configuration from options.
 
         Raises:
-            ConfigError: an option is unknown or makes no sense.
+            ConfigError: an option is unknown or its value is invalid.
         """
         known = [f.name for f in fields(cls)]
         for name in options:
@@ -125,7 +125,7 @@ class Config:
             check_seconds(name, getattr(self, name), least=shortest)
         for name, none in _OPTIONAL.items():
             check_seconds(name, getattr(self, name), least=0.001, none=none)
-        # A worker needs up to half a second to notice that its connection was cut, and to come back.
+        # A worker needs up to half a second to notice a cut connection and to reconnect.
         check_seconds("recovery_grace", self.recovery_grace, least=0.5, none="the lease")
         if self.patience + self.socket_timeout + self.durability_timeout > CALL_MEMORY:
             raise ConfigError(
@@ -145,7 +145,8 @@ class Config:
     def shown_url(self) -> str:
         """The URL without user, password and options, for logs and errors.
 
-        A password that is not escaped may hold any character; where it could be, nothing is shown.
+        An unescaped password may contain any character. If a part of it could be left, only the scheme
+        is shown.
         """
         scheme, _, rest = self.url.partition("://")
         place, _, options = rest.partition("?")

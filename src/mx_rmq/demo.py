@@ -1,4 +1,4 @@
-"""``./mx demo``: ten thousand messages through every corner of a queue, and a count of what is lost."""
+"""``./mx demo``: send ten thousand messages of every kind through a queue and count what is lost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 TOPICS: Final = ("orders", "mails", "media")
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 30.0
-"""Seconds without any progress after which the demo gives up waiting: then something is lost."""
+"""Seconds without progress after which the demo stops waiting: something is lost then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a handler is to do: fail so often, then succeed."""
+    """What a handler must do: fail *fails* times, then succeed."""
 
     number: int
     fails: int
@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the demo itself saw; kept apart from the server, whose word it checks."""
+    """What the demo itself counted, independent of the server, whose counts are checked against it."""
 
     sent: Counter[str] = field(default_factory=Counter)
     done: dict[str, set[str]] = field(default_factory=lambda: {topic: set() for topic in TOPICS})
@@ -57,7 +57,7 @@ class Ledger:
 
 
 def make_queue(ledger: Ledger) -> RedisMessageQueue:
-    """A queue with a handler for each topic, which notes in the ledger what it does."""
+    """A queue with a handler for each topic; the handlers record in the ledger what they do."""
     mq = RedisMessageQueue("embedded://", name="demo")
 
     async def handle(task: Task, ctx: Context) -> None:
@@ -77,7 +77,7 @@ def make_queue(ledger: Ledger) -> RedisMessageQueue:
 
 
 async def produce(mq: RedisMessageQueue, total: int, seed: int, ledger: Ledger) -> None:
-    """Send messages of every kind: three lanes, some delayed, some that fail at first, some for good."""
+    """Send messages of every kind: three lanes, some delayed, some that fail at first or always."""
     dice = random.Random(seed)  # noqa: S311 - a repeatable demo, no secrets
 
     async def send(topic: str, task: Task, priority: Lane, delay: float) -> None:
@@ -96,7 +96,7 @@ async def produce(mq: RedisMessageQueue, total: int, seed: int, ledger: Ledger) 
 
 
 async def settled(ledger: Ledger) -> None:
-    """Wait until every message has ended, or none has for a long time."""
+    """Wait until every message has ended, or until none has for ``PATIENCE`` seconds."""
     before, since = -1, time.monotonic()
     while ledger.all_open and time.monotonic() - since < PATIENCE:
         if ledger.all_open != before:
@@ -121,7 +121,7 @@ def table(ledger: Ledger) -> Table:
 
 
 async def show(live: Live, ledger: Ledger) -> None:
-    """Keep the table on the terminal fresh."""
+    """Redraw the table on the terminal ten times a second."""
     while True:
         live.update(table(ledger))
         await asyncio.sleep(0.1)
@@ -141,7 +141,7 @@ def verdict(ledger: Ledger, report: AuditReport, took: float) -> tuple[str, bool
 
 
 async def run(total: int, seed: int, console: Console) -> bool:
-    """Run everything on a private server and say whether all is well."""
+    """Run the demo on a private server; returns whether nothing was lost and the audit is clean."""
     ledger = Ledger()
     mq = make_queue(ledger)
     started = time.perf_counter()
@@ -170,7 +170,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.messages < 1:
         parser.error("--messages wants at least 1")
-    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # the table tells of the dead ones
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # the table shows the dead messages
     return 0 if asyncio.run(run(options.messages, options.seed, Console())) else 1
 
 

@@ -17,7 +17,7 @@ class ConfigError(MxRmqError, ValueError):
 
 
 class InvalidName(MxRmqError, ValueError):
-    """A queue, topic, message id or worker name is outside the grammar."""
+    """A queue, topic, message id or worker name is not 1 to 128 letters, digits and ``_ . -``."""
 
 
 class InvalidPayload(MxRmqError, ValueError):
@@ -33,7 +33,7 @@ class UnreadableMessage(MxRmqError):
 
 
 class LeaseLost(MxRmqError):
-    """The lease ran out; the message belongs to someone else now."""
+    """The lease ran out; the message belongs to another worker now."""
 
 
 class ServerUnavailable(MxRmqError, ConnectionError):
@@ -41,7 +41,11 @@ class ServerUnavailable(MxRmqError, ConnectionError):
 
 
 class UnsafeServer(MxRmqError):
-    """The server could lose messages and was to be refused then, or can never do what a produce asks for."""
+    """The server is not safe enough to use.
+
+    It could lose messages and ``server_check`` is ``refuse``, it is too old, or it cannot provide the
+    durability that a produce asks for.
+    """
 
 
 class NoHandler(MxRmqError, LookupError):
@@ -57,7 +61,7 @@ class OutOfMemory(StoreError):
 
 
 class WrongKeyType(StoreError):
-    """A key of the queue holds another type than the queue's own."""
+    """A key of the queue has the wrong type."""
 
 
 class NotDurable(MxRmqError):
@@ -65,7 +69,7 @@ class NotDurable(MxRmqError):
 
     Args:
         ids: of the messages.
-        lacking: what was reached of what was asked for.
+        lacking: how far the durability got, such as "1 of 2 replicas had it within 5 s".
     """
 
     def __init__(self, ids: tuple[str, ...], lacking: str) -> None:
@@ -74,7 +78,7 @@ class NotDurable(MxRmqError):
         self.lacking = lacking
 
     def of(self, *ids: str) -> Self:
-        """The same, said of these messages."""
+        """The same error for these messages."""
         return type(self)(ids, self.lacking)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything that happens and is worth telling: its name, its level, its fields.
+"""Every event that mx-rmq reports: its name, its level, its fields.
 
 No field holds a payload, a header or a password. Logs are one listener; metrics, traces and live views are
 others.
@@ -25,36 +25,36 @@ _listeners: dict[type[Event], tuple[Listener, ...]] = {}
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="event"):
-    """Something that happened; the name of its kind is the tag."""
+    """Something that happened; the tag is the event's name."""
 
     level: ClassVar[int] = logging.INFO
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
+        """The event's name in logs."""
         return str(self.__struct_config__.tag)
 
     @property
     def fields(self) -> dict[str, object]:
-        """What is known of it."""
+        """The event's fields by name."""
         return {field: getattr(self, field) for field in self.__struct_fields__}
 
 
 def emit(event: Event, exception: BaseException | None = None) -> None:
-    """Tell every listener; *exception* is what caused it, for its traceback."""
+    """Call every listener of this kind; *exception* is the cause, for its traceback."""
     for listener in _listeners.get(type(event), ()):
         listener(event, exception)
 
 
 def heard(kind: type[Event]) -> bool:
-    """Whether anything listens; what happens for every message is emitted only then."""
+    """Whether this kind has a listener; events that occur for every message are emitted only then."""
     return kind in _listeners
 
 
 def listen(listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
-    """Have *listener* called with each event of these kinds; returns what ends that.
+    """Call *listener* with each event of these kinds; returns a function that ends this.
 
-    It is called in the thread in which the event happens, and must not wait.
+    The listener is called in the thread in which the event happens, and must not block.
     """
     for kind in kinds:
         _listeners[kind] = (*_listeners.get(kind, ()), listener)
@@ -80,7 +80,7 @@ def _kind(kind: E) -> E:
 
 @_kind
 class MessageCompleted(Event, tag="message.completed"):
-    """A handler succeeded and the server knows it."""
+    """A handler succeeded and the server has recorded it."""
 
     level = logging.DEBUG
     topic: str
@@ -124,7 +124,7 @@ class MessageRecovered(Event, tag="message.recovered"):
 
 @_kind
 class MessagePoisoned(Event, tag="message.poisoned"):
-    """What is stored of a message cannot be used; the audit can mend it."""
+    """The stored data of a message cannot be used; the audit can repair it."""
 
     level = logging.ERROR
     id: str
@@ -141,7 +141,7 @@ class MessageCleaned(Event, tag="message.cleaned"):
 
 @_kind
 class LeaseLost(Event, tag="lease.lost"):
-    """A message belongs to another worker now; what the handler did here does not count."""
+    """A message belongs to another worker now; the result of the handler here is ignored."""
 
     level = logging.WARNING
     topic: str
@@ -151,7 +151,7 @@ class LeaseLost(Event, tag="lease.lost"):
 
 @_kind
 class StartNotNoted(Event, tag="start.not_noted"):
-    """That a message is about to run could not be noted; a crash is not blamed on it."""
+    """The start of a message could not be noted on the server; a crash will not count against it."""
 
     level = logging.WARNING
     topic: str
@@ -160,7 +160,7 @@ class StartNotNoted(Event, tag="start.not_noted"):
 
 @_kind
 class SettleFailed(Event, tag="settle.failed"):
-    """The server could not be told how messages ended; they run again when their leases are over."""
+    """Messages could not be settled; they run again when their leases run out."""
 
     level = logging.ERROR
     verdict: str
@@ -171,7 +171,7 @@ class SettleFailed(Event, tag="settle.failed"):
 
 @_kind
 class SettleGivenUp(Event, tag="settle.given_up"):
-    """The worker stopped before the server could be told how messages ended; they run again."""
+    """The worker stopped before messages could be settled; they run again."""
 
     level = logging.ERROR
     verdict: str
@@ -180,7 +180,7 @@ class SettleGivenUp(Event, tag="settle.given_up"):
 
 @_kind
 class SettleDelayed(Event, tag="settle.delayed"):
-    """The lease keeper could not settle for a hung loop; it tries again."""
+    """The lease keeper could not settle messages in place of a hung event loop; it tries again."""
 
     level = logging.WARNING
     verdict: str
@@ -194,7 +194,7 @@ class SettleDelayed(Event, tag="settle.delayed"):
 
 @_kind
 class WorkerStarted(Event, tag="worker.started"):
-    """A worker serves its topics."""
+    """A worker has started and serves its topics."""
 
     worker: str
     topics: list[str]
@@ -202,14 +202,14 @@ class WorkerStarted(Event, tag="worker.started"):
 
 @_kind
 class WorkerStopped(Event, tag="worker.stopped"):
-    """A worker has ended in order."""
+    """A worker has stopped."""
 
     worker: str
 
 
 @_kind
 class WorkerNotStarted(Event, tag="worker.not_started"):
-    """A start failed."""
+    """A worker could not be started."""
 
     level = logging.ERROR
     error: str
@@ -217,7 +217,7 @@ class WorkerNotStarted(Event, tag="worker.not_started"):
 
 @_kind
 class WorkerNotSignedOff(Event, tag="worker.not_signed_off"):
-    """A worker stopped, but could not tell the server."""
+    """A worker stopped, but could not remove its registration from the server."""
 
     level = logging.WARNING
     error: str
@@ -250,7 +250,7 @@ class WorkerVanished(Event, tag="worker.vanished"):
 
 @_kind
 class RecoveryByLease(Event, tag="recovery.by_lease"):
-    """A vanished worker cannot be seen on this server; its messages wait for their leases."""
+    """Vanished workers cannot be detected on this server; their messages wait until the leases run out."""
 
     level = logging.WARNING
     error: str
@@ -258,14 +258,14 @@ class RecoveryByLease(Event, tag="recovery.by_lease"):
 
 @_kind
 class RecoveryWaits(Event, tag="recovery.waits"):
-    """After an outage living owners are given time to extend before their messages are taken over."""
+    """After an outage, take-overs wait so that living workers can extend their leases first."""
 
     seconds: float
 
 
 @_kind
 class TopicFailed(Event, tag="topic.failed"):
-    """The server refuses what concerns one topic; the others go on."""
+    """The server refuses the commands for one topic; the other topics go on."""
 
     level = logging.ERROR
     topic: str
@@ -282,7 +282,7 @@ class ClaimGivenBack(Event, tag="claim.given_back"):
 
 @_kind
 class ClaimNotGivenBack(Event, tag="claim.not_given_back"):
-    """What a claim without a reply leased cannot be read; those leases run out."""
+    """The leases of a claim whose reply was lost cannot be read; they run out."""
 
     level = logging.WARNING
     topic: str
@@ -291,7 +291,7 @@ class ClaimNotGivenBack(Event, tag="claim.not_given_back"):
 
 @_kind
 class WakeFailed(Event, tag="wake.failed"):
-    """Wake tokens cannot be waited for; the topics are looked at ten times a second."""
+    """Waiting for wake tokens fails; the topics are polled ten times a second instead."""
 
     level = logging.ERROR
     keys: list[str]
@@ -300,7 +300,7 @@ class WakeFailed(Event, tag="wake.failed"):
 
 @_kind
 class LeasesSlow(Event, tag="leases.slow"):
-    """The thread that extends leases hardly gets to run; handlers hold the interpreter."""
+    """The thread that extends leases gets too little time; handlers hold the interpreter."""
 
     level = logging.WARNING
     seconds: float
@@ -309,7 +309,7 @@ class LeasesSlow(Event, tag="leases.slow"):
 
 @_kind
 class LeasesNotExtended(Event, tag="leases.not_extended"):
-    """Leases could not be extended; it is tried again."""
+    """Leases could not be extended; the worker tries again."""
 
     level = logging.WARNING
     error: str
@@ -326,7 +326,7 @@ class LoopHangs(Event, tag="loop.hangs"):
 
 @_kind
 class ServiceFailed(Event, tag="service.failed"):
-    """A service of the worker met an unexpected error; it goes on."""
+    """A service of the worker raised an unexpected error; it goes on."""
 
     level = logging.ERROR
     service: str
@@ -334,7 +334,7 @@ class ServiceFailed(Event, tag="service.failed"):
 
 @_kind
 class RunnerFailed(Event, tag="runner.failed"):
-    """Running a message met an unexpected error outside its handler; its lease runs out."""
+    """An unexpected error occurred while running a message, outside its handler; its lease runs out."""
 
     level = logging.ERROR
     topic: str
@@ -342,7 +342,7 @@ class RunnerFailed(Event, tag="runner.failed"):
 
 @_kind
 class BackoffFailed(Event, tag="retry.backoff_failed"):
-    """A backoff function raised; the wait is exponential."""
+    """A backoff function failed; the exponential wait is used instead."""
 
     level = logging.ERROR
 
@@ -352,7 +352,7 @@ class BackoffFailed(Event, tag="retry.backoff_failed"):
 
 @_kind
 class ServerUnavailable(Event, tag="server.unavailable"):
-    """The server cannot be reached or refuses; it is tried again."""
+    """The server cannot be reached or refuses commands; the service tries again."""
 
     level = logging.WARNING
     service: str
@@ -376,7 +376,7 @@ class ServerUnsafe(Event, tag="server.unsafe"):
 
 @_kind
 class ServerNotChecked(Event, tag="server.not_checked"):
-    """Whether the server could lose messages is not known."""
+    """It could not be checked whether the server could lose messages."""
 
     level = logging.WARNING
     error: str

@@ -72,7 +72,7 @@ class _Session:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.turn = asyncio.Lock()
-        """Opening and closing take turns."""
+        """Held while opening or closing."""
         self.opened: Opened | None = None
         self._work: Work = _IDLE
         self.failures, self.failure = 0, ""
@@ -80,7 +80,7 @@ class _Session:
 
     @property
     def work(self) -> Work:
-        """What the worker does now; a change whose task has ended is over, however it ended."""
+        """The worker's state now; a start or stop is over when its task has ended, successfully or not."""
         if isinstance(self._work, Starting) and self._work.task.done():
             self._work = self._work.after
         if isinstance(self._work, Stopping) and self._work.task.done():
@@ -99,7 +99,7 @@ class Lifecycle:
         config: of the queue.
         address: of its server.
         handlers: by topic; may grow until a worker starts.
-        middleware: around handlers; may grow likewise.
+        middleware: around handlers; may grow until then too.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Lifecycle:
     # -- open and close
 
     async def open(self) -> Opened:
-        """Connect and check the server, unless that is done."""
+        """Connect and check the server, unless the queue is already open."""
         session = self._here()
         failures = session.failures
         async with session.turn:
@@ -133,7 +133,7 @@ class Lifecycle:
             return session.opened
 
     async def close(self) -> None:
-        """Stop the worker if it runs, let what is being produced be stored, and close every connection."""
+        """Stop the worker if it runs, wait for messages being produced, and close every connection."""
         session = self._here()
         await self.stop()
         async with session.turn:
@@ -165,7 +165,7 @@ class Lifecycle:
     def _here(self) -> _Session:
         """The session of the running event loop.
 
-        A loop that ended without ``close`` took its connections with it; nothing of them is used again.
+        If an earlier loop ended without ``close``, its connections ended with it and are not used again.
         """
         loop, session = asyncio.get_running_loop(), self._session
         if session is None or session.loop is not loop:
@@ -204,7 +204,7 @@ class Lifecycle:
             await resend(recovery, patience=config.patience)
 
     async def _enter(self) -> str:
-        """Where to connect to; an embedded server is not left running if this is cancelled."""
+        """The URL to connect to; an embedded server is not left running if this is cancelled."""
         entering = asyncio.ensure_future(asyncio.to_thread(self._address.enter, self))
         try:
             return await asyncio.shield(entering)
@@ -221,7 +221,7 @@ class Lifecycle:
 
     @property
     def work(self) -> Work:
-        """What the worker does now."""
+        """The worker's state now."""
         return _IDLE if self._session is None else self._session.work
 
     @property
@@ -231,7 +231,7 @@ class Lifecycle:
         return None if isinstance(work, Idle) else work.worker
 
     def start(self) -> asyncio.Task[None]:
-        """Start a worker, unless one runs; the task is done when it has begun."""
+        """Start a worker unless one runs; the task ends when the worker has started."""
         if not self._handlers:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
         session = self._here()
@@ -248,13 +248,13 @@ class Lifecycle:
             await asyncio.wait([before.task])
         opened = await self.open()
         if not isinstance(before, Running):
-            from mx_rmq.worker.worker import Worker  # here: a pure producer needs nothing of it
+            from mx_rmq.worker.worker import Worker  # imported here: a pure producer does not need it
 
             handlers, middleware = list(self._handlers.values()), list(self._middleware)
             session.work = Running(Worker(self._config, opened.shards, handlers, middleware))
 
     async def stop(self) -> None:
-        """Stop the worker if one runs; cancelling this leaves the stop under way."""
+        """Stop the worker if one runs; cancelling this call does not cancel the stop."""
         session = self._here()
         work = session.work
         if isinstance(work, Starting):
@@ -268,9 +268,9 @@ class Lifecycle:
             await asyncio.shield(work.task)
 
     async def run(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Work until SIGTERM or SIGINT, then *close*; a second signal does not wait for handlers.
+        """Run a worker until SIGTERM or SIGINT, then *close*; a second signal stops handlers at once.
 
-        A signal that was being ignored stays so.
+        A signal that was ignored before stays ignored.
         """
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
@@ -299,6 +299,6 @@ class Lifecycle:
 
 
 def _tell_failure(starting: asyncio.Task[None]) -> None:
-    """A start may be awaited by no caller; that it failed must be known all the same."""
+    """Report a failed start as an event, since it may be that no caller awaits the task."""
     if not starting.cancelled() and (error := starting.exception()) is not None:
         events.emit(events.WorkerNotStarted(error=str(error)))

@@ -11,10 +11,10 @@ CALL_MEMORY: Final = 60.0
 """Seconds for which the server remembers a produce call, to answer it if it is sent again."""
 
 REPLY_BYTES: Final = 4 * 1024 * 1024
-"""The longest reply that is asked for, unless a single body is longer: other calls wait behind it."""
+"""Bytes of the longest reply to ask for, unless one body is longer: other calls wait behind a reply."""
 
 MAX_BYTES: Final = 1024 * 1024
-"""The largest message, unless a queue says otherwise."""
+"""The largest message in bytes, unless the queue sets its own limit."""
 
 MOST_SECONDS: Final = 1e11
-"""Durations are shorter than this (3,000 years): later instants in ms would not be exact in a script."""
+"""Durations must be shorter (3,000 years): in a script, a later instant in ms would not be exact."""

@@ -1,4 +1,4 @@
-"""The stored message: an envelope in JSON around the payload, readable in ``redis-cli``."""
+"""The stored message: a JSON envelope around the payload, readable in ``redis-cli``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tally = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """Bounded: Python can decode a longer number but not encode it again."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=MOST_SECONDS)]
-"""Bounded: a script refuses a longer duration, and with it the other messages of its call."""
+"""Bounded: a script refuses a longer duration, and with it all other messages of the call."""
 
 
 class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -37,7 +37,7 @@ class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What the server keeps of a message."""
+    """A message as the server stores it."""
 
     v: int
     id: str
@@ -51,14 +51,14 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     attempts: Tally = 0
     """Deliveries that failed, by exception or timeout."""
     crashes: Tally = 0
-    """Deliveries whose worker vanished: the first one in any case, further ones only if they had begun."""
+    """Deliveries whose worker vanished: the first one always counts, later ones only if they had begun."""
     unbegun: Tally = 0
-    """Further deliveries whose worker vanished before they had begun; most likely another message's fault."""
+    """Later deliveries whose worker vanished before they had begun; another message was the likely cause."""
     replays: Tally = 0
     history: list[PastAttempt] = []
 
     def remember(self, attempt: PastAttempt) -> None:
-        """Append to the history, which keeps the latest entries only."""
+        """Append to the history; only the latest ``HISTORY_LIMIT`` entries are kept."""
         attempt.error = shorten(attempt.error)
         self.history = [*self.history, attempt][-HISTORY_LIMIT:]
 
@@ -73,7 +73,7 @@ class Death(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def _as_plain(value: Any) -> str:
-    """What msgspec asks for a type it does not know: of these only subclasses of str are written."""
+    """The hook of msgspec for types that it does not know; only subclasses of str are encoded."""
     if isinstance(value, str):
         return plain(value)
     raise TypeError(f"a {type(value).__name__} has no form in JSON")
@@ -85,15 +85,15 @@ _death_decoder = msgspec.json.Decoder(Death)
 
 
 def encode_message(message: Message) -> bytes:
-    """The bytes that the server stores."""
+    """Encode a message as the bytes that the server stores."""
     return ENCODER.encode(message)
 
 
 def decode_message(body: bytes) -> Message:
-    """Read stored bytes; the payload inside stays raw.
+    """Decode stored bytes; the payload inside stays raw.
 
     Raises:
-        UnreadableMessage: they are no message, or one of a format this version does not know.
+        UnreadableMessage: they are not a message, or have a format that this version does not know.
     """
     try:
         message = _message_decoder.decode(body)
@@ -107,12 +107,12 @@ def decode_message(body: bytes) -> Message:
 
 
 def encode_death(death: Death) -> bytes:
-    """The bytes stored beside a dead message."""
+    """Encode the bytes that are stored beside a dead message."""
     return ENCODER.encode(death)
 
 
 def decode_death(body: bytes | None) -> Death:
-    """Read the bytes beside a dead message; what cannot be read is shown as it is."""
+    """Decode the bytes beside a dead message; if that fails, they become the error text."""
     try:
         return _death_decoder.decode(body or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -120,12 +120,12 @@ def decode_death(body: bytes | None) -> Death:
 
 
 def shorten(text: str) -> str:
-    """An error's text, cut to what is kept of it."""
+    """An error text, cut to ``ERROR_LIMIT`` characters."""
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, as a short text that can be stored."""
+    """The text of an error, shortened and made valid UTF-8 so that it can be stored."""
     try:
         said = str(error)
     except Exception:  # the __str__ of a handler's own exception may fail
@@ -134,6 +134,6 @@ def text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one short text: its class and what it says."""
+    """An error as one short text: its class and its message."""
     name, said = type(error).__name__, text_of(error)
     return shorten(f"{name}: {said}" if said else name)

@@ -1,4 +1,4 @@
-"""Payloads as JSON, refused where JSON would not give back what was put in."""
+"""Payloads as JSON; a payload that JSON would not return unchanged is refused."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 _DEPTH_LIMIT: Final = 200
 _INTEGER_BITS: Final = 14_000
-"""About where Python refuses to write or read a number in digits (4,300 of them)."""
+"""About where Python refuses to convert an integer to or from text (4,300 digits)."""
 
 _plain_decoder = msgspec.json.Decoder()
 _value_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """A payload that ``encode_payload`` has checked; a ``msgspec.Raw`` could be anybody's bytes."""
+    """A payload that ``encode_payload`` has checked; a ``msgspec.Raw`` may hold any bytes."""
 
     raw: msgspec.Raw
 
 
 def encode_payload(payload: Any) -> msgspec.Raw:
-    """A payload as JSON, if its handler will see exactly what was given.
+    """Encode a payload as JSON, if its handler will receive exactly what was given.
 
-    Plain JSON values, dataclasses, ``msgspec.Struct`` and pydantic models (by their
-    ``model_dump_json``) are taken. The fields of a typed payload may be anything msgspec restores by
-    their type (dates, sets, …); in plain values such things would come back as something else. A
-    subclass of str is stored as the string it is. A ``msgspec.Raw`` must hold one JSON value.
+    Accepted are plain JSON values, dataclasses, ``msgspec.Struct`` and pydantic models (by their
+    ``model_dump_json``). A field of a typed payload may have any type that msgspec restores (dates,
+    sets, …); among plain values these would come back as another type. A subclass of str is stored as
+    a plain string. A ``msgspec.Raw`` must hold one JSON value.
 
     Raises:
-        InvalidPayload: names the value that JSON would rewrite or cannot hold, and where it is.
+        InvalidPayload: names the value that JSON would change or cannot hold, and where it is.
     """
     kind = type(payload)
     try:
@@ -59,19 +59,20 @@ def encode_payload(payload: Any) -> msgspec.Raw:
 
 
 def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
-    """Where and why a payload would not come back as it is, or None.
+    """Where and why a payload would come back changed, or None.
 
-    Reading it back is faster than looking at every value in Python; only what differs is searched.
+    Decoding it again is faster than checking every value in Python. The values are searched only if
+    the result differs.
     """
     if len(encoded) > 2 * _DEPTH_LIMIT and _depth(encoded) > _DEPTH_LIMIT:
-        # How deep Python could read it would depend on who reads.
+        # How deep a nesting Python can decode depends on the reading process.
         return "", f"is nested more than {_DEPTH_LIMIT} deep"
     kind: Any = type(payload)
     if kind is msgspec.Raw:
         return _unsound(payload)
     if kind is not dict and (issubclass(kind, msgspec.Struct) or hasattr(kind, "__dataclass_fields__")):
         raw = _raw_in(kind)
-        if b"null" in encoded or raw == "said":  # null is how NaN is written
+        if b"null" in encoded or raw == "said":  # msgspec writes NaN as null
             return _unsound(payload)
         return _not_one_value(_value_decoder, encoded) if raw == "possible" else None
     if _plain_decoder.decode(encoded) == payload:
@@ -83,11 +84,11 @@ def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:
 def _raw_in(kind: type) -> Literal["said", "possible", "no"]:
     """Whether the fields of a class may hold a ``msgspec.Raw``.
 
-    It is written as it is, so it could end the payload and go on with the envelope.
+    A Raw is written as it is, so it could end the payload and add to the envelope.
     """
     try:
         inside = _types_in(inspect.type_info(kind), {})
-    except Exception:  # a class that msgspec writes but cannot explain
+    except Exception:  # a class that msgspec can encode but not inspect
         return "possible"
     if any(isinstance(each, inspect.RawType) for each in inside):
         return "said"
@@ -107,7 +108,7 @@ def _not_one_value(
 
 
 def _types_in(info: Any, seen: dict[int, Any]) -> Iterable[Any]:
-    """A type and all that its fields and items may be, each once."""
+    """A type and all types of its fields and items, each once."""
     if isinstance(info, tuple):
         for each in info:
             _types_in(each, seen)
@@ -119,7 +120,7 @@ def _types_in(info: Any, seen: dict[int, Any]) -> Iterable[Any]:
 
 
 def _depth(encoded: bytes) -> int:
-    """How deep JSON is nested, 0 for not worth counting; brackets inside strings count too."""
+    """How deep JSON is nested, 0 if it has few brackets; brackets inside strings count too."""
     if encoded.count(b"[") + encoded.count(b"{") <= _DEPTH_LIMIT:
         return 0
     depth = deepest = 0
@@ -133,7 +134,7 @@ def _depth(encoded: bytes) -> int:
 
 
 def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """Where and why plain JSON would not give *value* back, or None."""
+    """Where and why plain JSON would not return *value* unchanged, or None."""
     kind = type(value)
     if kind is bool or value is None:
         return None
@@ -182,7 +183,7 @@ def _encodable(text: str) -> bool:
 
 
 def _unsound(value: Any) -> tuple[str, str] | None:
-    """Where a typed payload has what msgspec writes without a look: a NaN as null, a Raw as it is."""
+    """Where a typed payload has a bad value that msgspec writes unchecked: a NaN as null, a Raw as it is."""
     items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, msgspec.Raw):
         return _not_one_value(_plain_decoder, value)

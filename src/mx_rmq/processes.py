@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 _QUICK = 5.0
-"""A process that lives shorter than this after its start is not started again at once."""
+"""Seconds; a process that ends sooner than this after its start is replaced only after a pause."""
 
 
 def run(queue: RedisMessageQueue) -> None:
@@ -33,17 +33,17 @@ def run(queue: RedisMessageQueue) -> None:
 def run_processes(queue: str, processes: int) -> int:
     """Run a queue's worker in several processes until SIGTERM or SIGINT.
 
-    A process that dies is started anew. Each imports the queue by itself, so that nothing is shared.
+    A process that dies is replaced. Each process imports the queue itself, so nothing is shared.
 
     Args:
-        queue: where to find it, as ``package.module:name``.
+        queue: where to import it from, as ``package.module:name``.
         processes: how many.
 
     Returns:
         0 if all ended well after the signal, else 1.
     """
     check_whole("processes", processes, 1)
-    find_queue(queue)  # a wrong name is an error here, not one in every process
+    find_queue(queue)  # a wrong name fails here, not in every process
     return _Supervisor(queue, processes).run()
 
 
@@ -51,7 +51,7 @@ def find_queue(where: str) -> RedisMessageQueue:
     """Import a queue named as ``package.module:name``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no queue of this name.
     """
     module, _, name = where.partition(":")
     if not module or not name:
@@ -76,7 +76,7 @@ def _loop_factory() -> Any:
 
 
 def _child(where: str) -> None:
-    # A Ctrl-C reaches every process of the terminal; here only what the supervisor passes on counts.
+    # Ctrl-C reaches every process of the terminal; this one obeys only the SIGTERM of the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_follow, daemon=True).start()
@@ -84,7 +84,7 @@ def _child(where: str) -> None:
 
 
 def _follow() -> None:
-    """Stop when the supervisor is gone, however it ended: nothing else would stop this process."""
+    """Stop this process when the supervisor has ended for any reason; nothing else would stop it."""
     supervisor = multiprocessing.parent_process()
     assert supervisor is not None
     supervisor.join()
@@ -118,20 +118,20 @@ class _Supervisor:
 
     def _start(self) -> None:
         process = self._context.Process(target=_child, args=(self._queue,))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child begins with it blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child starts with it blocked
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._running[process] = time.monotonic()
-        if self._signals:  # it came meanwhile
+        if self._signals:  # a signal came while it was starting
             process.terminate()
 
     def _ended(self, process: BaseProcess) -> int:
-        """Note a process's end; start another unless a stop was asked for."""
+        """Handle the end of a process: start another unless a stop was requested."""
         lived = time.monotonic() - self._running.pop(process)
         if self._signals:
-            # Killed by the signal itself: it came before the worker had begun.
+            # Killed by SIGTERM itself: it came before the worker had started.
             return 0 if process.exitcode in (0, -signal.SIGTERM) else 1
         emit(ProcessDied(pid=process.pid or 0, exit_code=process.exitcode))
         if lived < _QUICK:
@@ -141,7 +141,7 @@ class _Supervisor:
         return 0
 
     def _on_signal(self, number: int, _: object) -> None:
-        """Pass a signal on; the second one reaches the workers as their second one."""
+        """Pass a signal on to every process; a second signal reaches the workers as their second one."""
         self._signals += 1
         for process in self._running:
             if process.is_alive() and process.pid is not None:

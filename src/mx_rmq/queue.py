@@ -1,4 +1,4 @@
-"""``RedisMessageQueue``: the front door. It checks what it is given and hands it to the right room."""
+"""``RedisMessageQueue``: the public class. It checks arguments and passes calls to the right package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logs.listen_to_all()
 
 
 class RedisMessageQueue:
-    """A queue: produce to its topics, handle what is produced.
+    """A queue: produce messages to its topics, and handle them.
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://``, ``embedded://`` (a private server in memory) or
@@ -56,7 +56,7 @@ class RedisMessageQueue:
         address = Address(self.config.url)
         self._produce_layers: list[ProduceLayer] = []
         self.sync = SyncProducer(self.config, address, self._produce_layers)
-        """The same queue for code without an event loop."""
+        """Produces to the same queue from code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
         self._lifecycle = Lifecycle(self.config, address, self._handlers, self._middleware)
@@ -83,21 +83,23 @@ class RedisMessageQueue:
             payload: plain JSON values, a dataclass, a ``msgspec.Struct`` or a pydantic model.
             priority: ``high`` before ``normal`` before ``low``; first in, first out in each.
             delay: seconds before it may run.
-            ttl: seconds from then on after which it is dead instead of run; None for no end.
+            ttl: its lifetime in seconds, counted from the end of the delay; an expired message goes to the
+                DLQ instead of running. None for no end.
             message_id: makes producing idempotent: while the id is taken, nothing is stored and the
-                receipt says ``duplicate``.
-            headers: strings for the handler's context.
+                receipt's ``duplicate`` is True.
+            headers: strings that the handler finds in its context.
             dedup_for: seconds for which the id stays taken after the message is done.
-            durability: return only once it is on the server's ``disk``, or ``replicated``; by default what
-                the queue says, which is ``memory`` unless it was told otherwise.
+            durability: return only once it is on the server's ``disk``, or ``replicated``. The default is
+                the queue's option, which is ``memory`` unless it is set.
 
         Raises:
-            InvalidPayload, InvalidName, ConfigError, MessageTooLarge: nothing was stored, and why.
-            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether it was
-                stored is unknown; with the same ``message_id`` it may be produced again.
-            NotOnDisk, NotReplicated: it is stored, but was not as durable as asked for within
-                ``durability_timeout`` seconds. With the same ``message_id`` it may be produced again.
-            UnsafeServer: the server can never make it as durable as that; nothing was stored.
+            InvalidPayload, InvalidName, ConfigError, MessageTooLarge: an argument is invalid; nothing was
+                stored.
+            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether the
+                message was stored is unknown; it may be produced again with the same ``message_id``.
+            NotOnDisk, NotReplicated: the message is stored, but its durability was not confirmed within
+                ``durability_timeout`` seconds. It may be produced again with the same ``message_id``.
+            UnsafeServer: the server cannot provide this durability; nothing was stored.
         """
         if self._produce_layers:
             options: dict[str, Any] = {
@@ -125,10 +127,10 @@ class RedisMessageQueue:
         try:
             return await producer.produce(topic, message)
         except NotDurable as error:
-            raise error.of(message.id) from None  # the others of its batch are not this caller's
+            raise error.of(message.id) from None  # this caller has one message of the batch
 
     async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
-        """Store many messages, in chunks of which each is stored whole or not at all.
+        """Store many messages in chunks; each chunk is stored whole or not at all.
 
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
         """
@@ -144,18 +146,18 @@ class RedisMessageQueue:
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
         """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
 
-        Also around those of ``mq.sync``, where a layer cannot wait for anything but ``call_next``.
+        This includes ``mq.sync``; there a layer cannot await anything but ``call_next``.
         """
         self._produce_layers.append(layer)
         return layer
 
     @property
     def has_produce_middleware(self) -> bool:
-        """Whether anything is around produce."""
+        """Whether produce has middleware."""
         return bool(self._produce_layers)
 
     async def _produce(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-        """Produce as the innermost layer does."""
+        """Produce without middleware; the innermost layer calls this."""
         message = check_options(self.config, topic, **options).message(payload)
         producer = await self._producer()
         try:
@@ -202,19 +204,19 @@ class RedisMessageQueue:
     ) -> Any:
         """Register a function for a topic.
 
-        The function takes a payload, or a payload and a ``Context``; with *batch* lists of both. An
+        The function takes a payload, or a payload and a ``Context``; with *batch*, lists of them. An
         ``async def`` runs in the event loop, a plain ``def`` in a thread.
 
         Args:
-            topic: which; each has one handler.
-            retry: when to try again; by default as the queue says.
-            timeout: seconds it may run, None for no limit; by default as the queue says.
-            concurrency: how many may run at once in this process; by default as the queue says.
-            batch: hand over up to so many messages at once. A normal return completes all, an error
+            topic: what to handle; a topic has one handler.
+            retry: when to retry; the default is the queue's.
+            timeout: seconds it may run, None for no limit; the default is the queue's.
+            concurrency: how many may run at once in this process; the default is the queue's.
+            batch: pass up to this many messages in one call. A normal return completes all, an error
                 fails all, and a returned list gives each its own outcome: None, or an error.
             linger: how many seconds to wait for a batch to fill.
         """
-        from mx_rmq.worker.handlers import Handler  # here: a pure producer needs nothing of it
+        from mx_rmq.worker.handlers import Handler  # imported here: a pure producer does not need it
 
         def register(function: Callable[..., Any]) -> Handler[Any]:
             if topic in self._handlers:
@@ -245,17 +247,17 @@ class RedisMessageQueue:
     # -- running
 
     async def open(self) -> None:
-        """Connect and check the server; done by the first call that needs it.
+        """Connect and check the server; ``produce`` and ``start`` do this themselves.
 
         Raises:
-            ServerUnavailable: it could not be reached for ``patience`` seconds.
+            ServerUnavailable: the server could not be reached for ``patience`` seconds.
             ConfigError: the URL is wrong, or the server refuses its user or password.
-            UnsafeServer: it could lose messages, and ``server_check`` says to refuse it.
+            UnsafeServer: the server is too old, or could lose messages and ``server_check`` is ``refuse``.
         """
         await self._lifecycle.open()
 
     async def close(self) -> None:
-        """Stop the worker if it runs, let what is being produced be stored, and close every connection.
+        """Stop the worker if it runs, wait for messages being produced, and close every connection.
 
         The queue may be used again, in the same event loop or in another.
         """
@@ -263,21 +265,21 @@ class RedisMessageQueue:
         await asyncio.to_thread(self.sync.close)
 
     def start(self) -> asyncio.Task[None]:
-        """Start handling inside a running application; await the result to know that it has begun."""
+        """Start a worker inside a running application; await the task to know that it has started."""
         return self._lifecycle.start()
 
     async def stop(self) -> None:
-        """Stop handling: claim no more, let handlers finish within ``stop_grace``, give back the rest.
+        """Stop the worker: claim no more, let handlers finish within ``stop_grace``, give back the rest.
 
-        Cancelling this leaves the stop under way; a later call waits for the same one. It takes the
-        grace at most; while the server does not answer, five times ``socket_timeout`` more.
+        Cancelling this call does not cancel the stop; a later call waits for the same stop. It takes
+        ``stop_grace`` at most, plus five times ``socket_timeout`` while the server does not answer.
         """
         await self._lifecycle.stop()
 
     async def run(self) -> None:
-        """Handle messages until SIGTERM or SIGINT; a second signal does not wait for handlers.
+        """Handle messages until SIGTERM or SIGINT; a second signal stops handlers at once.
 
-        A signal that was being ignored stays so.
+        A signal that was ignored before stays ignored.
         """
         await self._lifecycle.run(self.close)
 
@@ -298,19 +300,19 @@ class RedisMessageQueue:
         return DeadLetters(self._lifecycle.shards)
 
     async def find(self, id_: str) -> MessageFacts:
-        """Where a message is and what is known of it."""
+        """Where a message is, and what is known about it."""
         return await Inspector(self._lifecycle.shards).find(id_)
 
     async def explain(self, id_: str) -> str:
-        """Why a message has not run, in a sentence."""
+        """Why a message has not run, in one sentence."""
         return await Inspector(self._lifecycle.shards).explain(id_)
 
     async def counts(self) -> Counts:
-        """How the queue stands, topic by topic."""
+        """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
     async def workers(self) -> list[WorkerFacts]:
-        """The workers that have lately said that they live."""
+        """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
 
     async def cancel(self, id_: str) -> bool:
@@ -320,8 +322,8 @@ class RedisMessageQueue:
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic everywhere; producing to it goes on.
 
-        What workers already hold still runs: about as much as they finish in 30 ms. What has not begun
-        after a second is given back.
+        Messages that workers already hold still run: about as many as they finish in 30 ms. Those that
+        have not begun after half a second are given back.
         """
         await Topics(self._lifecycle.shards).pause(topic)
 
@@ -330,11 +332,11 @@ class RedisMessageQueue:
         await Topics(self._lifecycle.shards).resume(topic)
 
     async def purge(self, topic: str) -> int:
-        """Withdraw everything of a topic that is pending or delayed; returns how many there were."""
+        """Withdraw all pending and delayed messages of a topic; returns how many there were."""
         return await Topics(self._lifecycle.shards).purge(topic)
 
     async def audit(self, *, repair: bool = False) -> list[AuditReport]:
-        """Check that every message is in exactly one place, one report per shard."""
+        """Check that every message is in exactly one place; returns one report per shard."""
         lease = self.config.lease
         return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]
 

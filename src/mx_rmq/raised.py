@@ -1,4 +1,4 @@
-"""What a handler raises on purpose. These are not errors of mx-rmq."""
+"""Exceptions that a handler raises on purpose. They are not errors of mx-rmq."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from mx_rmq.checks import check_seconds
 
 
 class RetryLater(Exception):
-    """Try the message again, after *delay* seconds.
+    """Try the message again after *delay* seconds.
 
-    It counts as a failed attempt; without a delay the retry policy says how long to wait.
+    This counts as a failed attempt. Without a delay, the retry policy sets the wait.
     """
 
     delay: float | None = None
@@ -21,7 +21,7 @@ class RetryLater(Exception):
 
 
 class Reject(Exception):
-    """The message can never succeed: keep it in the DLQ."""
+    """The message can never succeed: move it to the DLQ."""
 
     def __init__(self, reason: str = "the handler gave it up") -> None:
         super().__init__(reason)

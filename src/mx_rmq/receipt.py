@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Stored(IntEnum):
-    """What became of a message that was produced."""
+    """The result of producing a message: stored, or how its id was already taken."""
 
     STORED = 1
     LIVE = 0
@@ -15,9 +15,9 @@ class Stored(IntEnum):
 
 
 class Receipt(str):
-    """The id of a message, which knows whether it was stored now or had been there before."""
+    """The id of a message, and whether it was stored now or the id was already taken."""
 
-    __slots__ = ()  # as light as a string: there may be millions of them
+    __slots__ = ()  # as small as a string: there may be millions of them
 
     stored: Stored = Stored.STORED
 
@@ -32,9 +32,9 @@ class Receipt(str):
 
     @property
     def duplicate(self) -> bool:
-        """True if the id was taken, so that nothing was stored."""
+        """True if the id was already taken, so that nothing was stored."""
         return self.stored is not Stored.STORED
 
 
 class _Taken(Receipt):
-    """A receipt for an id that was taken; it has room to say by what."""
+    """A receipt for an id that was taken; its ``__dict__`` holds ``stored``."""

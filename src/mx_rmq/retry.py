@@ -1,4 +1,4 @@
-"""When to try again, and when to give up."""
+"""When to retry, and when to give up."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _dice = random.Random()  # noqa: S311 - spreads retries in time, guards nothing
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a handler is tried on a message, and how long to wait in between.
+    """How often a message is tried, and how long to wait between attempts.
 
     Args:
-        max_attempts: how often the handler runs at most; 1 means never again.
+        max_attempts: the most times that the handler runs; 1 means no retry.
         backoff: ``"exponential"`` (a random wait of up to base, 2 base, 4 base, … at most cap),
             ``"fixed"`` (base each time), a list of waits (the last one repeats), or a function of the
-            number of failed attempts and the error; if that fails itself, waits are exponential.
+            number of failed attempts and the error. If the function fails, waits are exponential.
         base: seconds.
         cap: the longest wait in seconds.
-        never: errors that are not worth another attempt.
+        never: exception classes that are not retried.
     """
 
     max_attempts: int = 5
@@ -50,7 +50,7 @@ class Retry:
             raise refusal("never", "a tuple of exception classes", self.never)
 
     def delay(self, attempts: int, error: BaseException) -> float | None:
-        """Seconds to wait after *attempts* failed ones, or None to give up."""
+        """Seconds to wait after *attempts* failed attempts, or None to give up."""
         if attempts >= self.max_attempts or isinstance(error, self.never):
             return None
         if callable(self.backoff):
@@ -64,7 +64,7 @@ class Retry:
         return max(0.0, min(self.cap, wait))
 
     def _jitter(self, attempts: int) -> float:
-        # Full jitter. The exponent is bounded: 2.0**1024 is no float any more.
+        # Full jitter. The exponent is bounded: 2.0**1024 overflows.
         return _dice.uniform(0, min(self.cap, self.base * 2.0 ** min(attempts - 1, 60)))
 
     def _ask(
@@ -74,7 +74,7 @@ class Retry:
             wait = float(backoff(attempts, error))
             if isnan(wait):
                 raise ValueError("it answered NaN")
-        except Exception as failure:  # a user's function; the message must not suffer for it
+        except Exception as failure:  # a user's function; its failure must not affect the message
             emit(BackoffFailed(), failure)
             return self._jitter(attempts)
         return wait

@@ -1,1 +1,1 @@
-"""What operators ask of a queue and do to it."""
+"""Reading and operating a queue: inspection, topics, dead letters, the audit."""

@@ -1,9 +1,9 @@
 """The audit: reads a whole queue and checks that every message is in exactly one place (I1–I3).
 
-It reads in chunks, so the server goes on serving; each message is judged by one atomic look at
-everything the queue holds of it. Only whether a pending message is in its list cannot be asked in
-one look: lists are read from their growing end, where nothing can be missed, and a message not seen
-there is looked for a second time before it counts as stray.
+It reads in chunks, so the server stays responsive. A script examines each message atomically, with
+everything the queue holds of it. Only whether a pending message is in its list is read separately: lists
+are read from the end where entries are added, so that none is missed. A message not found there is looked
+for a second time before it counts as stray.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 500
 
 FIELDS: Final = tuple(field[1:].encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
-"""What a message has beside its body."""
+"""The fields a message has beside its body."""
 
 GAINS: Final = ("produced", "replayed", "adjusted")
 LOSSES: Final = ("completed", "dead", "cancelled")
@@ -47,7 +47,7 @@ LOSSES: Final = ("completed", "dead", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem that the audit found."""
 
     kind: str
     what: str
@@ -64,10 +64,10 @@ class AuditReport:
     places: Counter[str] = field(default_factory=Counter)
     """How many messages are pending, processing, delayed and dead."""
     stale_hints: int = 0
-    """Entries of pending lists that no claim would deliver; harmless, dropped when claimed."""
+    """Entries of pending lists that no claim would deliver. They are harmless: a claim drops them."""
     findings: list[Finding] = field(default_factory=list)
     counters_checked: bool = True
-    """False where traffic during the audit made a comparison of the counters meaningless."""
+    """False if traffic during the audit made it meaningless to compare the counters."""
 
     @property
     def clean(self) -> bool:
@@ -76,16 +76,16 @@ class AuditReport:
 
     @property
     def live(self) -> int:
-        """How many messages are still to run."""
+        """How many messages are not finished: pending, processing or delayed."""
         return self.places["pending"] + self.places["processing"] + self.places["delayed"]
 
 
 async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> AuditReport:
-    """Check a queue, and with *repair* put every stray message back where nothing is lost.
+    """Check a queue, and with *repair* put every stray message back where it is not lost.
 
-    A body in no place becomes pending, a lease without deadline gets one of *lease* seconds, what is
-    left of a message without body is removed, a key of the wrong type is renamed out of the way, and
-    so is a field that is no message's.
+    A body in no place becomes pending. A lease without deadline gets one of *lease* seconds. What is
+    left of a message without body is removed. A key of the wrong type is renamed out of the way. A
+    field that belongs to no message is moved to the hash ``<key>:foreign``.
     """
     return await _Audit(store, repair=repair, lease=lease).run()
 
@@ -95,7 +95,7 @@ class _Audit:
         self._store = store
         self._keys = store.keys
         self._names_only = True
-        """Whether HSCAN is asked to leave the values out, as far as is known."""
+        """Whether to ask HSCAN for NOVALUES; False once that is known not to work."""
         self._repair = repair
         self._lease = lease
         self._report = AuditReport()
@@ -103,14 +103,14 @@ class _Audit:
         self._dead: Counter[str] = Counter()
         self._stale: dict[str, int] = {}
         self._strays: Counter[str] = Counter()
-        """Messages in no place; each gets an entry in a list of its topic by a repair."""
+        """Messages in no place, per topic; a repair adds a list entry for each."""
         self._reported: set[tuple[str, str]] = set()
 
     async def run(self) -> AuditReport:
         topics = await self._topics()
         usable = await self._check_types(topics)
         if not all(self._keys.of_queue(part) in usable for part in QUEUE_PARTS):
-            return self._report  # Without repair nothing behind such a key can be judged.
+            return self._report  # Without repair, a key of the wrong type cannot be judged.
         before = await self._counters()
         listed = await self._listed(topics, usable)
         unseen = await self._check_bodies(listed)
@@ -124,7 +124,7 @@ class _Audit:
     # -- keys
 
     async def _topics(self) -> list[str]:
-        """Every topic that has a key; by SCAN, because the register of topics is only for tools."""
+        """Every topic that has a key. Found by SCAN: the ``topics`` set is only for tools."""
         topics = set()
         pattern = self._keys.prefix.replace("[", "\\[") + "*"
         async for key in self._names(pattern):
@@ -134,7 +134,7 @@ class _Audit:
         return sorted(topics)
 
     async def _check_types(self, topics: Iterable[str]) -> set[str]:
-        """The keys that have their type or do not exist, after renaming the others if repairing."""
+        """The usable keys: those of the right type, missing, or renamed out of the way by the repair."""
         expected = {self._keys.of_queue(part): kind for part, kind in QUEUE_PARTS.items()}
         for topic in topics:
             expected |= {self._keys.of_topic(topic, part): kind for part, kind in TOPIC_PARTS.items()}
@@ -154,7 +154,7 @@ class _Audit:
     # -- messages
 
     async def _listed(self, topics: Iterable[str], usable: set[str]) -> dict[str, Counter[bytes]]:
-        """What stands in the pending lists of each topic."""
+        """The entries of each topic's pending lists."""
         listed: dict[str, Counter[bytes]] = {}
         for topic in topics:
             entries = listed[topic] = Counter()
@@ -188,15 +188,15 @@ class _Audit:
         return unseen
 
     async def _check_unseen(self, unseen: list[Suspect], topics: list[str]) -> None:
-        """Look again for messages that were in no list: one may just have been promoted or produced."""
+        """Look again for messages that were in no list: one may have been promoted or produced just then."""
         if not unseen:
             return
         still = [s for s, v in await self._look(unseen) if v.place == "pending"]
         before = await self._kept(still)
-        topics = sorted({*topics, *await self._topics()})  # a topic without messages had no keys before
+        topics = sorted({*topics, *await self._topics()})  # a topic that was empty had no keys
         listed = await self._listed(topics, await self._check_types(topics))
         again = await self._look(still)
-        after = await self._kept(still)  # another count of leases: it was claimed and released meanwhile
+        after = await self._kept(still)  # if it differs, the message was claimed and released in between
         stray = [
             suspect._replace(listed=False)
             for (suspect, verdict), one, other in zip(again, before, after, strict=True)
@@ -206,7 +206,7 @@ class _Audit:
             await self._judge(stray[start : start + CHUNK])
 
     async def _kept(self, suspects: list[Suspect]) -> list[Any]:
-        """How often each message was leased when it was last pending."""
+        """The ``:keep`` field of each message: it holds how often the message was leased before."""
         kept: list[Any] = []
         for start in range(0, len(suspects), CHUNK):
             fields = [_shown(suspect.id) + KEPT_FIELD for suspect in suspects[start : start + CHUNK]]
@@ -214,7 +214,7 @@ class _Audit:
         return kept
 
     async def _check_places(self, topics: Iterable[str], usable: set[str]) -> None:
-        """Judge what stands in a place; messages with a body have been judged, the others are strays."""
+        """Judge the entries of every place. Those with a body are judged already; the others are strays."""
         for topic in topics:
             key = self._keys.of_topic(topic, "processing")
             if key in usable:
@@ -234,7 +234,7 @@ class _Audit:
             await self._judge(chunk)
 
     async def _judge(self, suspects: list[Suspect]) -> list[tuple[Suspect, Examined]]:
-        """One atomic look at each; what is wrong is reported once, and mended if repairing."""
+        """Examine each suspect atomically, report each problem once, and mend it if repairing."""
         verdicts = await self._store.examine(suspects, mend=self._repair, lease=self._lease)
         for suspect, verdict in zip(suspects, verdicts, strict=True):
             for kind in verdict.findings:
@@ -258,11 +258,11 @@ class _Audit:
         return {
             name.decode(errors="replace"): int(value)
             for name, value in pairs.items()
-            if value.lstrip(b"-").isdigit() and len(value) <= 20  # a longer one is not ours
+            if value.lstrip(b"-").isdigit() and len(value) <= 20  # a longer number is not from mx-rmq
         }
 
     async def _check_counters(self, before: dict[str, int]) -> None:
-        """What came minus what went must be what is there; asked only if nothing moved meanwhile."""
+        """Check that gains minus losses match the messages found, unless the counters changed in between."""
         counters = await self._counters()
         if counters != before:
             self._report.counters_checked = False
@@ -280,7 +280,7 @@ class _Audit:
     async def _check_hints(
         self, before: dict[str, int], listed: dict[str, Counter[bytes]], usable: set[str]
     ) -> None:
-        """How many entries no claim would deliver, topic by topic; asked only if no list has moved."""
+        """Check each topic's counter of stale entries, unless its lists changed during the audit."""
         counted = {name.removesuffix(STALE_COUNTER) for name in before if name.endswith(STALE_COUNTER)}
         for topic in sorted(self._stale.keys() | set(filter(is_name, counted))):
             stale = self._stale.get(topic, 0)
@@ -296,7 +296,7 @@ class _Audit:
                 if self._repair:
                     key = self._keys.of_queue("counters")
                     await self._command("HSET", key, topic + STALE_COUNTER, stale)
-                if not self._strays[topic]:  # else it follows from what is said of them
+                if not self._strays[topic]:  # else the reported strays explain it
                     detail = f"the counters say {said} entries that no claim delivers, there are {stale}"
                     self._add("counters-disagree", topic + STALE_COUNTER, topic=topic, detail=detail)
 
@@ -321,7 +321,7 @@ class _Audit:
         return await self._store.commands.execute_command(*args)
 
     async def _stored(self, part: str) -> AsyncIterator[Suspect]:
-        """Each message a hash of bodies holds, once; then ids of which only other fields are left."""
+        """Each message in a hash of bodies, once; then ids that have other fields but no body."""
         seen: set[bytes] = set()
         loose: set[bytes] = set()
         key = self._keys.of_queue(part)
@@ -338,7 +338,7 @@ class _Audit:
             yield Suspect(id_)
 
     async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
-        """The same, with the topic that its body names for each that has no topic of its own."""
+        """The suspects; one without a valid topic field gets the topic named in its body as fallback."""
         ids = [_shown(suspect.id) for suspect in suspects]
         topics = await self._command("HMGET", self._keys.of_queue(part), *(f"{id_}:queue" for id_ in ids))
         lost = [n for n, topic in enumerate(topics) if topic is None or not is_name(topic)]
@@ -354,7 +354,7 @@ class _Audit:
         ]
 
     async def _set_aside(self, key: str, name: bytes) -> None:
-        """A field that is no message's is somebody else's; it is kept where it is in nobody's way."""
+        """Report a field that belongs to no message; a repair moves it to the hash ``<key>:foreign``."""
         if self._repair and (value := await self._command("HGET", key, name)) is not None:
             await self._command("HSET", f"{key}:foreign", name, value)
             await self._command("HDEL", key, name)
@@ -374,7 +374,7 @@ class _Audit:
                 return
 
     async def _pairs(self, command: str, key: str) -> AsyncIterator[tuple[bytes, Any]]:
-        """The pairs of a hash or sorted set, whether the connection has paired them or not."""
+        """The pairs of a hash or sorted set, whether or not the client has paired the reply."""
         cursor: Any = 0
         while True:
             cursor, items = await self._command(command, key, cursor, "COUNT", CHUNK)
@@ -386,10 +386,10 @@ class _Audit:
     async def _fields(self, key: str) -> AsyncIterator[bytes]:
         """The names of a hash's fields.
 
-        A server that knows no NOVALUES (Redis before 7.4) sends the values too. There so few are asked
-        for at a time that a reply is a small part of what it may be, judged by the fields so far: the
-        order of a hash is random, so those to come are like them. A quarter of their number at most, so
-        that large ones which are rare are not met for the first time in a great many.
+        A server without NOVALUES (Redis before 7.4) sends the values too. Then each call asks for so few
+        fields that the reply is a small part of the longest one allowed. The fields so far serve as the
+        estimate: the order of a hash is random, so the next ones are like them. A call asks for at most a
+        quarter of their number, so that rare large values do not first appear in a very large reply.
         """
         cursor: Any = 0
         count = 1
@@ -403,7 +403,7 @@ class _Audit:
                         raise
                     self._names_only = False
                     continue
-                if isinstance(reply[1], dict):  # a client that pairs whatever comes
+                if isinstance(reply[1], dict):  # a client that pairs every HSCAN reply
                     self._names_only = False
                     continue
                 cursor, names = reply
@@ -433,7 +433,7 @@ class _Audit:
 
 
 def _paired(items: Any) -> list[tuple[bytes, Any]]:
-    """The pairs of a reply, whether the connection has paired them or not."""
+    """The pairs of a reply, whether or not the client has paired it."""
     if isinstance(items, dict):
         return list(items.items())
     if items and not isinstance(items[0], tuple | list):
@@ -442,12 +442,12 @@ def _paired(items: Any) -> list[tuple[bytes, Any]]:
 
 
 def _shown(name: str | bytes) -> str:
-    """A name for people; it may be anybody's bytes."""
+    """A name as text to show; it may be arbitrary bytes."""
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
 def _topic_of(body: bytes | None) -> str:
-    """The topic a stored message names, for one whose own topic field is lost."""
+    """The topic named in a message's body, for a message whose topic field is lost."""
     try:
         return check_name("topic", decode_message(body or b"").topic)
     except (UnreadableMessage, InvalidName):

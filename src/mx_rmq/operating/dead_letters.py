@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.shard import Shard
 
 _PAGE: Final = 200
-"""Messages of one call: to free so many bodies of a megabyte takes the server 20 ms."""
+"""Messages per call. The server needs 20 ms to free this many bodies of a megabyte."""
 _NOT_GIVEN: Final = object()
 
 
@@ -66,7 +66,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some dead messages, and where to go on."""
+    """Some dead messages, and where the next page begins."""
 
     letters: list[DeadLetter]
     next: str | None
@@ -104,10 +104,10 @@ class DeadLetters:
         """Dead messages, latest first, a page at a time.
 
         Args:
-            topic: only those of a topic.
-            error: only those with an error: its reason, its class or a part of its text.
-            limit: how many at most.
-            after: where the page before this one said to go on.
+            topic: only messages of this topic.
+            error: only messages with this reason or error class, or with this text in their error.
+            limit: the most messages on a page.
+            after: the ``next`` of the page before; None for the first page.
         """
         check_whole("limit", limit, 1)
         number, rank = _place(after)
@@ -124,7 +124,7 @@ class DeadLetters:
         return Page(letters, None)
 
     async def groups(self) -> Counter[tuple[str, str]]:
-        """How many are dead, by topic and class of error (or reason, where there was no error)."""
+        """How many are dead, by topic and error class (or reason, if there was no error)."""
         groups: Counter[tuple[str, str]] = Counter()
         for shard in self._shards:
             async for one in _scan(Queries(shard.operating)):
@@ -146,15 +146,15 @@ class DeadLetters:
         raise _not_dead(id_)
 
     async def replay(self, *ids: str, payload: Any = _NOT_GIVEN) -> int:
-        """Give dead messages another life, as if new: attempts start at one, the history stays.
+        """Make dead messages pending again, as if new: attempts start at one, the history stays.
 
         Args:
-            ids: which.
-            payload: for a single message, what to run it with instead.
+            ids: the messages to replay.
+            payload: a new payload; only for a single message.
 
         Raises:
-            NotDead: one of them is not dead, or is alive again under the same id; others of them may have
-                been replayed.
+            NotDead: a message is not dead, or there is a live one with the same id; others may have been
+                replayed.
             InvalidPayload, MessageTooLarge: the new payload cannot be stored.
             UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
         """
@@ -168,13 +168,13 @@ class DeadLetters:
     async def replay_all(
         self, *, topic: str | None = None, error: str | None = None, rate: float | None = None
     ) -> int:
-        """Replay everything that matches now, the first to die first, at most *rate* a second.
+        """Replay all messages that match now, oldest death first, at most *rate* a second.
 
-        Returns how many were.
+        Returns how many were replayed.
         """
         if rate is not None and not rate > 0:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
-        # A tenth of a second's worth at a time, so that a rate has no bursts that could be seen.
+        # A tenth of a second's worth at a time, so that there are no visible bursts.
         at_once = _PAGE if rate is None else max(1, min(_PAGE, int(rate / 10)))
         replayed = 0
         for shard in self._shards:
@@ -194,7 +194,7 @@ class DeadLetters:
         return deleted
 
     async def purge(self, *, topic: str | None = None, error: str | None = None) -> int:
-        """Delete everything that matches for good; returns how many there were."""
+        """Delete all dead messages that match for good; returns how many there were."""
         deleted = 0
         for shard in self._shards:
             async for found in _pages(shard, topic, error, _PAGE):
@@ -203,7 +203,7 @@ class DeadLetters:
         return deleted
 
     async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:
-        """Delete what is older than *max_age* seconds or beyond the latest *max_count*."""
+        """Delete dead messages older than *max_age* seconds or beyond the latest *max_count* (per shard)."""
         check_seconds("max_age", max_age, none="no limit")
         check_whole("max_count", max_count, 0, none="no limit")
         deleted = 0
@@ -216,7 +216,7 @@ class DeadLetters:
         return self._shards[shard_number(id_, len(self._shards))]
 
     def _by_shard(self, ids: Sequence[str]) -> Iterable[tuple[Shard, Ids]]:
-        """Ids by the shard that holds them, in the given order."""
+        """The ids grouped by shard; each group keeps the given order."""
         by_shard: dict[Shard, Ids] = defaultdict(list)
         for id_ in map(plain, ids):
             by_shard[self._shard_of(id_)].append(id_)
@@ -224,7 +224,7 @@ class DeadLetters:
 
 
 async def _replay_page(shard: Shard, ids: Sequence[str], payload: Any) -> None:
-    """Replay some of one shard's dead messages, or raise at the first that cannot be."""
+    """Replay some of one shard's dead messages; raise at the first that cannot be replayed."""
     queries = Queries(shard.operating)
     died_at = await queries.died_at(ids)
     found = [(id_, at) for id_, at in zip(ids, died_at, strict=True) if at is not None]
@@ -241,7 +241,7 @@ async def _replay_page(shard: Shard, ids: Sequence[str], payload: Any) -> None:
 
 
 async def _pages(shard: Shard, topic: str | None, error: str | None, size: int) -> AsyncIterator[list[Mark]]:
-    """Everything that matches now, collected before anything is changed, so that ranks hold."""
+    """All matches, oldest death first; collected before anything changes, so that ranks stay valid."""
     found = [(one.id, one.died_at) async for one in _scan(Queries(shard.operating), 0, topic, error)]
     found.reverse()
     for start in range(0, len(found), size):
@@ -251,7 +251,7 @@ async def _pages(shard: Shard, topic: str | None, error: str | None, size: int) 
 async def _scan(
     queries: Queries, rank: int = 0, topic: str | None = None, error: str | None = None
 ) -> AsyncIterator[_Found]:
-    """What matches, from a rank on; no body is read for it."""
+    """The matches from a rank on, without reading bodies."""
     while page := await queries.dead_ids(rank, _PAGE):
         for one in await _labelled(queries, page, rank):
             if topic in (None, one.topic) and _matches(one.death, error):
@@ -260,7 +260,7 @@ async def _scan(
 
 
 async def _labelled(queries: Queries, page: Sequence[Mark], rank: int = 0) -> list[_Found]:
-    """What is known of dead messages before their bodies; those of which nothing is left are left out."""
+    """Dead messages without their bodies; one of which nothing is left is skipped."""
     labels = await queries.dead_labels([id_ for id_, _ in page])
     return [
         _Found(id_, died_at, rank + place, _name(topic), decode_death(error))
@@ -279,7 +279,7 @@ async def _bodies(
 
 
 async def _letters(queries: Queries, found: Sequence[_Found]) -> Letters:
-    """Letters with their bodies; one that is gone by now is left out."""
+    """Letters with their bodies; one that is gone by now is skipped."""
     pairs = [(one.id, one.died_at) for one in found]
     bodies = [body async for some in _bodies(queries, pairs) for _, _, body in some]
     bare = [one.id for one, body in zip(found, bodies, strict=True) if body is None]

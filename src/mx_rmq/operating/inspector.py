@@ -25,7 +25,7 @@ State = Literal["pending", "processing", "delayed", "dead", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class MessageFacts:
-    """What is known of a message now."""
+    """What is known about a message now."""
 
     id: str
     state: State
@@ -49,7 +49,7 @@ class Inspector:
         self._shards = shards
 
     async def find(self, id_: str) -> MessageFacts:
-        """Everything known of a message; its state is ``gone`` if there is none."""
+        """Everything known about a message; its state is ``gone`` if it does not exist."""
         id_ = check_name("message id", id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
         live = await Queries(shard.operating).message(id_)
@@ -70,7 +70,7 @@ class Inspector:
         )
 
     async def counts(self) -> Counts:
-        """How the queue stands, topic by topic."""
+        """The queue's counts, by topic."""
         total = Counts()
         for shard in self._shards:
             counts = await Queries(shard.operating).counts()
@@ -81,7 +81,7 @@ class Inspector:
         return total
 
     async def workers(self) -> list[WorkerFacts]:
-        """The workers that have lately said that they live."""
+        """The live workers: those that registered recently."""
         found: dict[str, WorkerFacts] = {}
         for shard in self._shards:
             found |= {worker.name: worker for worker in await Queries(shard.operating).workers()}
@@ -135,13 +135,13 @@ class Inspector:
         return instant is not None and instant <= await Queries(self._shards[0].operating).time()
 
     async def _mover(self) -> str:
-        """Who will move a message on whose time has come: any worker, whatever it serves."""
+        """Say whether a worker will move an overdue message. Any worker does, whatever topics it serves."""
         workers = await self.workers()
         return f"{_workers(workers)} will see to it in a moment" if workers else "no live worker sees to it"
 
 
 def _facts_of(id_: str, live: Live) -> MessageFacts:
-    """What is known of a message that is not dead."""
+    """What is known about a message that is not dead."""
     try:
         message = decode_message(live.body)
     except UnreadableMessage:

@@ -1,4 +1,4 @@
-"""What operators do to topics and to messages that have not started."""
+"""Pause, resume and purge topics, and cancel messages that have not started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.shard import Shard
 
 _PAGE = 500
-"""Delayed messages looked at in one call."""
+"""Delayed messages read in one call."""
 
 
 class Topics:
@@ -42,7 +42,7 @@ class Topics:
             await shard.store.resume(topic)
 
     async def purge(self, topic: str) -> int:
-        """Withdraw everything of a topic that is pending or delayed; returns how many there were."""
+        """Withdraw all pending and delayed messages of a topic; returns how many there were."""
         topic = check_name("topic", topic)
         purged = 0
         for shard in self._shards:

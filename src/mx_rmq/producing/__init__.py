@@ -1,1 +1,1 @@
-"""Storing messages: options, ids, group commit, chunks, and the same without an event loop."""
+"""Storing messages: options, ids, group commit, chunks, and a producer without an event loop."""

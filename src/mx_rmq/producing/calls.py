@@ -1,4 +1,4 @@
-"""Produce calls, named so that one may be sent again after a lost reply without storing twice."""
+"""Named produce calls: after a lost reply a call may be sent again without storing messages twice."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """Gives calls their names: a producer has one call under way at a time, and each call its number."""
+    """Makes producer names and call numbers; each producer name has one call under way at a time."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._numbers = count(1)
 
     def name(self) -> str:
-        """A name no other producer has."""
+        """A producer name that no other producer has."""
         return new_id()
 
     def number(self) -> str:
-        """The next number, in whichever thread."""
+        """The next call number; may be called in any thread."""
         return str(next(self._numbers))
 
     def longest(self, durability: Durability) -> float:
@@ -40,7 +40,7 @@ class Calls:
     def prepare(
         self, store: Store, topic: str, producer: str, messages: Sequence[NewMessage]
     ) -> Callable[[], Awaitable[list[Receipt]]]:
-        """One call, ready to be sent and sent again; its messages are all delayed or none is."""
+        """Return a function that sends one call and may be repeated; all messages are delayed or none is."""
         produce = store.produce_delayed if messages[0].delay > 0 else store.produce
         call = self.number()
 

@@ -1,4 +1,4 @@
-"""``produce_many``: messages in chunks, each stored whole or not at all, two on their way at a time."""
+"""``produce_many``: messages in chunks, each stored whole or not at all, two under way at a time."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import NewMessage
 
 _CHUNK: Final = 200
-"""Messages in a chunk: with more of them, each costs the server more."""
+"""Messages in a chunk; in a larger chunk each message costs the server more."""
 LONG_CHUNK: Final = 500
-"""The same where each reply is waited for: fewer calls, fewer waits."""
+"""Messages in a chunk where the sender waits for each reply: fewer calls, fewer waits."""
 _UNDER_WAY: Final = 2
-"""Chunks of one ``produce_many`` on their way at a time."""
+"""Chunks of one ``produce_many`` under way at a time."""
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
 class Chunks:
-    """Sends chunks and keeps their order, also over a lost connection.
+    """Sends chunks and keeps their order, even if the connection is lost.
 
     Args:
         config: of the queue.
-        shards: where.
-        calls: names for the calls.
+        shards: where to store messages.
+        calls: names and numbers the calls.
     """
 
     def __init__(self, config: Config, shards: Sequence[Shard], calls: Calls) -> None:
@@ -47,8 +47,8 @@ class Chunks:
     async def send(self, topic: str, messages: Iterable[NewMessage]) -> list[Receipt]:
         """Store many messages; all are delayed or none is.
 
-        While chunks are on their way the next is being made, so an endless iterable needs no endless
-        memory, and the server no pause.
+        The next chunk is made while others are under way. So the server has no pauses, and an endless
+        iterable does not fill the memory with messages.
         """
         receipts: list[Receipt] = []
         under_way: deque[_Chunk] = deque()
@@ -63,7 +63,7 @@ class Chunks:
             self._send_soon(chunk, latest.get(shard))
             under_way.append(chunk)
             latest[shard] = chunk
-            await asyncio.sleep(0)  # lets the chunk leave while the next one is made
+            await asyncio.sleep(0)  # lets the chunk be sent while the next one is made
 
         try:
             for message in messages:
@@ -91,7 +91,7 @@ class Chunks:
         self._closed = True
 
     async def sent(self) -> None:
-        """Wait for the chunks that are on their way."""
+        """Wait for the chunks that are under way."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -103,10 +103,10 @@ class Chunks:
         chunk.sent.add_done_callback(self._tasks.discard)
 
     async def _send_in_order(self, chunk: _Chunk, before: _Chunk | None) -> list[Receipt]:
-        """Send a chunk right behind the one before it, if that is on its way on the same connection.
+        """Send a chunk right behind the previous one, if that is under way on the same connection.
 
-        Else only when that is stored: a lost connection does not change their order. The first one goes
-        alone, so that the server knows the script when others follow.
+        Otherwise wait until the previous one is stored, so that a lost connection does not change their
+        order. The first chunk is sent alone, so that the server knows the script when others follow.
         """
         durability = chunk.messages[0].durability
         store = chunk.shard.store_for(durability)
@@ -119,12 +119,12 @@ class Chunks:
         async def attempt() -> list[Receipt]:
             try:
                 if before is not None and before.sent.done():
-                    await before.sent  # nothing is sent behind one that failed
+                    await before.sent  # raises if it failed: nothing is sent behind it
                 return await send()
             except ServerUnavailable:
                 chunk.connection = 0
                 if before is not None:
-                    await asyncio.wait([before.sent])  # not the task itself: it outlives this attempt
+                    await asyncio.wait([before.sent])  # cancelling this attempt must not cancel it
                     before.sent.result()
                 raise
 
@@ -140,7 +140,7 @@ class Chunks:
 
 
 class _Chunk:
-    """Messages on their way."""
+    """Messages that are sent in one call."""
 
     sent: asyncio.Task[list[Receipt]]
 
@@ -150,16 +150,16 @@ class _Chunk:
         self.producer = producer
         self.messages = messages
         self.connection = 0
-        """On which others may follow right behind; 0 if they must wait."""
+        """Number of the connection on which the next chunk may follow at once; 0 if it must wait."""
 
     @property
     def failed(self) -> bool:
-        """Whether it was given up."""
+        """Whether it could not be stored, or was cancelled."""
         return self.sent.done() and (self.sent.cancelled() or self.sent.exception() is not None)
 
     def leaves(self) -> None:
-        """Note the connection, which is now about to be used."""
-        if self.messages[0].durability == "memory":  # the others have one for each call
+        """Note which connection is about to be used."""
+        if self.messages[0].durability == "memory":  # the others use a connection per call
             self.connection = self.shard.connection.number
 
 

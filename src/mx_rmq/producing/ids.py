@@ -19,30 +19,30 @@ _PAIRS: Final = ["".join(pair) for pair in product(_ALPHABET, repeat=2)]
 
 
 class IdMaker:
-    """Makes ids of 22 characters: 50 bits of milliseconds, then 60 bits that grow within one.
+    """Makes ids of 22 characters: 50 bits of milliseconds, then a number of 60 bits.
 
-    Each millisecond starts at a random number, so processes do not meet; inside it the number
-    grows by one, so ids of one maker are strictly increasing.
+    The number starts at random in each millisecond, so that processes do not collide. Within the
+    millisecond it grows by one, so that the ids of one maker strictly increase.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._span: tuple[int, str, Iterator[int]]
-        """The latest millisecond, how its ids begin, and the numbers they may still end with."""
+        """The latest millisecond, the first characters of its ids, and the numbers left for their ends."""
         self.forget()
 
     def __call__(self) -> str:
-        """Make one."""
+        """Make an id."""
         while True:
-            # Replaced as a whole, and counted on in one step of the interpreter: threads need no lock.
+            # Needs no lock: the tuple is replaced as a whole, and next() is one step of the interpreter.
             millisecond, head, tails = self._span
-            # Also while the clock steps back: order within the maker comes first.
+            # Also after the clock stepped back: the ids of one maker must keep their order.
             if time.time_ns() // 1_000_000 <= millisecond and (tail := next(tails, -1)) >= 0:
                 return head + _PAIRS[tail >> 10] + _PAIRS[tail & 1023]
             self._turn()
 
     def _turn(self) -> None:
-        """Go on to a new millisecond, or within an old one to the next million numbers."""
+        """Start a new millisecond, or the next million numbers of the latest one."""
         with self._lock:
             millisecond = time.time_ns() // 1_000_000
             if millisecond > self._span[0]:
@@ -55,7 +55,7 @@ class IdMaker:
             self._span = millisecond, head, iter(range(self._number & _TAIL, _TAIL + 1))
 
     def forget(self) -> None:
-        """Start afresh; a forked child must not go on counting where its parent does."""
+        """Start again; a forked child must not continue with its parent's numbers."""
         self._lock = Lock()  # a thread of the parent may have held it
         self._dice = random.Random()  # noqa: S311 - seeded by the system; ids are unique, not secret
         self._span = -1, "", iter(())

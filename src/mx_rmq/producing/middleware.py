@@ -1,4 +1,4 @@
-"""Layers around produce."""
+"""Middleware around produce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def around(layers: Sequence[ProduceLayer], last: Produce) -> Produce:
-    """A produce with layers around it, the first one outermost."""
+    """Put layers around *last*, the first one outermost."""
     call = last
     for layer in reversed(layers):
         call = _bind(layer, call)

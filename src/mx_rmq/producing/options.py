@@ -1,4 +1,4 @@
-"""The options of produce, checked once; and from a payload to a message that can be stored."""
+"""The options of produce, checked once, and the message made from them and a payload."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config
 
 DEFAULT: Final = "default"
-"""Stands for the queue's own lifetime, since None means no end."""
+"""Means the queue's own setting, since None means no end."""
 
 Ttl = float | Literal["default"] | None
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
-    """The options of one message, or of many, in order."""
+    """Checked options of one message, or of many."""
 
     topic: str
     message_id: str | None
@@ -38,10 +38,10 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     durability: Durability
 
     def message(self, payload: Any) -> NewMessage:
-        """A message that can be stored.
+        """Make a message that can be stored.
 
         Raises:
-            InvalidPayload: says what JSON would rewrite or cannot hold, and where it is.
+            InvalidPayload: names the value that JSON would change or cannot hold, and where it is.
         """
         id_ = self.message_id or new_id()
         unstored = Message(
@@ -80,7 +80,7 @@ def check_options(
     Raises:
         ConfigError, InvalidName, InvalidPayload: says which option, and what it must be.
     """
-    if not isinstance(topic, str):  # the rest of its grammar is checked once per topic, by the producer
+    if not isinstance(topic, str):  # the producer checks the name itself, once per topic
         check_name("topic", topic)
     if priority not in LANES:
         check_choice("priority", priority, LANES)

@@ -1,4 +1,4 @@
-"""Producing single messages: calls that are made at the same time travel together."""
+"""Producing single messages: calls that are made at the same time are sent together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import NewMessage
 
     Key = tuple[Shard, str, bool, Durability]
-    """What travels together: shard, topic, whether it is delayed, how durable it must be."""
+    """What messages sent together share: shard, topic, whether they are delayed, durability."""
     Waiting = tuple[NewMessage, float]
     """A message, and since when its caller waits."""
 
@@ -36,7 +36,7 @@ class Producer:
 
     Args:
         config: of the queue.
-        shards: where.
+        shards: where to store messages.
     """
 
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
@@ -50,16 +50,16 @@ class Producer:
     def produce(self, topic: str, message: NewMessage) -> Awaitable[Receipt]:
         """Store one message, together with others that are produced at the same time.
 
-        ``NotDurable`` names all of them; its ``of`` is for the one.
+        ``NotDurable`` names all of them; its ``of`` makes the error for this one.
         """
-        check_size(topic, message, self._config.max_bytes)  # here: no other caller's message fails with it
+        check_size(topic, message, self._config.max_bytes)  # here, so that it fails alone, not its batch
         shard = self._shards[shard_number(message.id, len(self._shards))]
         key = shard, topic, message.delay > 0, message.durability
         batcher = self._batchers.get(key) or self._new_batcher(key)
         return batcher.call((message, monotonic()))
 
     async def close(self) -> None:
-        """Let what is under way end; a ``produce_many`` that has more to send fails."""
+        """Wait for the calls under way; a ``produce_many`` that has more to send fails."""
         self.chunks.refuse()
         for batcher in list(self._batchers.values()):
             await batcher.drained()
@@ -67,7 +67,7 @@ class Producer:
 
     def _new_batcher(self, key: Key) -> Batcher[Waiting, Receipt]:
         check_name("topic", key[1])
-        if len(self._batchers) >= _MOST_BATCHERS:  # as many topics as that have come and gone
+        if len(self._batchers) >= _MOST_BATCHERS:  # drop those of topics no longer in use
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
         senders = [partial(self._send, key, self._calls.name()) for _ in range(2)]
         batcher = self._batchers[key] = Batcher(*senders, weigh=_weight)
@@ -85,15 +85,15 @@ class Producer:
             call,
             patience=self._config.patience,
             within=self._calls.longest(durability),
-            since=batch[-1][1],  # the latest; the others are told when their own patience is over
+            since=batch[-1][1],  # of the latest caller; _on_failure gives up earlier ones in time
             failed=partial(self._on_failure, key),
             problem=problem,
         )
 
     def _on_failure(self, key: Key, error: Exception, wait: float) -> None:
-        """An attempt failed and the next is *wait* seconds away: tell the callers whose patience is over.
+        """After a failed attempt, fail the callers whose patience ends before the next, in *wait* seconds.
 
-        Also those who wait for a later batch: their patience began when they called.
+        This includes callers in a later batch: their patience began when they called.
         """
         batcher, patience = self._batchers[key], self._config.patience
         if isinstance(error, CutShort):

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class SyncProducer:
-    """Produces and waits. One may be shared by all threads of a process, and used after a fork.
+    """A blocking producer. All threads of a process may share it, and it may be used after a fork.
 
     Args:
         config: of the queue.
-        address: of its server, if it is shared with others.
-        layers: the produce middleware of its queue, which may grow.
+        address: of its server, if other objects use it too.
+        layers: the produce middleware of its queue; the list may grow.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SyncProducer:
         self._connections: list[BlockingConnections] = []
         self._calls = Calls(config)
         self._names: list[str] = []
-        """Names of producers that have no call under way now."""
+        """Producer names that have no call under way."""
         self._pid = os.getpid()
 
     def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
@@ -76,7 +76,7 @@ class SyncProducer:
         return receipts + self._send(topic, chunk) if chunk else receipts
 
     def close(self) -> None:
-        """Close the connections; a later call would open them again."""
+        """Close the connections; a later call opens them again."""
         with self._address.lock:
             for connections in self._connections:
                 connections.close()
@@ -90,7 +90,7 @@ class SyncProducer:
         self.close()
 
     def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-        """Produce with the middleware around it, which cannot wait here."""
+        """Produce through the middleware, which cannot await anything but ``call_next`` here."""
         stored: list[str] = []
 
         async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
@@ -125,11 +125,11 @@ class SyncProducer:
     def _resend(
         self, stores: dict[Durability, Store], topic: str, messages: Sequence[NewMessage]
     ) -> list[Stored]:
-        """Send one call, named so that sending it again stores nothing twice."""
+        """Send one call; it has a name, so that sending it again stores nothing twice."""
         store = stores[messages[0].durability]
         produce = store.produce_delayed if messages[0].delay else store.produce
         with self._name() as producer:
-            call = self._calls.number()  # not before it has the name, whose numbers must grow
+            call = self._calls.number()  # after the name is taken: the numbers of a name must grow
             try:
                 return resend_blocking(
                     lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
@@ -141,8 +141,8 @@ class SyncProducer:
 
     @contextmanager
     def _name(self) -> Iterator[str]:
-        """A producer's name, for one call at a time; used again, since the server remembers each."""
-        if self._pid != os.getpid():  # a forked child must not speak in its parent's name
+        """A producer name for one call at a time; names are reused, since the server remembers each one."""
+        if self._pid != os.getpid():  # a forked child must not use its parent's names
             self._pid, self._names = os.getpid(), []
         names = self._names
         try:

@@ -1,1 +1,1 @@
-"""All that speaks to the server. It knows nothing of workers or producers."""
+"""Everything that talks to the server. It does not depend on workers or producers."""

@@ -1,6 +1,6 @@
-"""Group commit: what arrives while a call is on the wire leaves together in the next.
+"""Group commit: items that arrive while a call is on the wire are sent together in the next one.
 
-Knows nothing of Redis. No timers and no added latency: the first call leaves at once.
+Independent of Redis. No timers and no added latency: the first call is sent at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAST = 16
 """The smallest batch worth splitting between two senders."""
 
 _LEAST_WEIGHT = 64 * 1024
-"""Batches are not made smaller than that."""
+"""The lowest weight limit that ``shrink`` sets."""
 
 
 class Batcher(Generic[Item, Result]):
@@ -28,11 +28,11 @@ class Batcher(Generic[Item, Result]):
 
     Args:
         senders: each takes a batch and returns one result per item, in order; if it raises, every
-            item of that batch gets the error. One has one batch on the wire at a time. With two,
-            the answers to one batch are handed out while the server works on the other.
-        most: items per batch.
-        weigh: what an item weighs, if batches are bounded by weight too.
-        most_weight: the weight at which a batch is full; a heavier item goes alone.
+            item of that batch gets the error. A sender has one batch on the wire at a time. With two,
+            the results of one batch are handed out while the server works on the other.
+        most: the most items in a batch.
+        weigh: returns the weight of an item, if batches are bounded by weight too.
+        most_weight: the most weight in a batch; a heavier item is sent alone.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Batcher(Generic[Item, Result]):
         """What each sender has on the wire."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_rest: asyncio.Future[None] | None = None
-        """Whoever waits until nothing is on its way."""
+        """What ``drained`` waits for: resolved when nothing is waiting or on the wire."""
         self._alone = True
-        """Whether the last batch had one item and nobody waited behind it."""
+        """Whether callers seem to come one at a time, judged by the last batch."""
 
     def call(self, item: Item) -> Awaitable[Result]:
-        """The result of an item.
+        """Send an item; the awaitable is its result.
 
-        A caller who seems to be the only one sends by itself, which spares two turns of the event
-        loop; those who come meanwhile leave together in the next batch.
+        A caller that seems to be the only one sends directly, which saves two turns of the event loop.
+        Items that arrive during that call are sent together in the next batch.
         """
         return self._lead(item) if self._alone and self.idle else self.add(item)
 
@@ -86,7 +86,7 @@ class Batcher(Generic[Item, Result]):
         return future
 
     def put(self, item: Item) -> None:
-        """Put an item into the next batch; nobody waits for its result."""
+        """Put an item into the next batch; its result is dropped."""
         self._items.append(item)
         self._futures.append(None)
         if self._free:
@@ -105,7 +105,7 @@ class Batcher(Generic[Item, Result]):
             await asyncio.shield(self._at_rest)
 
     def cancel(self) -> None:
-        """Give up what is waiting or on the wire."""
+        """Cancel everything that is waiting or on the wire."""
         for future in self._futures:
             if future is not None:
                 future.cancel()
@@ -114,9 +114,9 @@ class Batcher(Generic[Item, Result]):
             task.cancel()
 
     def give_up(self, over: Callable[[Item], bool], error: Exception) -> None:
-        """Tell the callers of those items that are *over*, waiting or on the wire.
+        """Raise *error* to the callers of the items for which *over* is true, waiting or on the wire.
 
-        What waits leaves the line; what is on the wire may still arrive.
+        Waiting items are removed and not sent. Items on the wire may still arrive.
         """
         for items, futures in self._flights.values():
             for item, future in zip(items, futures, strict=True):
@@ -131,10 +131,10 @@ class Batcher(Generic[Item, Result]):
                 self._futures.append(future)
 
     def shrink(self) -> None:
-        """Send smaller batches: one was lost while it was leaving. They grow again with each success."""
+        """Send smaller batches, after one was lost while being sent. Each success makes them larger again."""
         self._bound = max(_LEAST_WEIGHT, self._bound // 2)
 
-    # -- who sends
+    # -- senders
 
     def _free_sender(self, send: Send[Item, Result]) -> None:
         self._free.append(send)
@@ -156,7 +156,7 @@ class Batcher(Generic[Item, Result]):
             self.cancel()
         self._free_sender(send)
 
-    # -- what leaves
+    # -- batches
 
     async def _run(self, send: Send[Item, Result]) -> None:
         while self._items:
@@ -173,7 +173,7 @@ class Batcher(Generic[Item, Result]):
                 del self._flights[send]
 
     def _fill(self) -> int:
-        """How many items the next batch takes: its share, so that no sender waits for a full one."""
+        """The size of the next batch: a sender's share of all items, so that no sender takes them all."""
         share = -(-(len(self._items) + self._on_the_wire) // self._senders)
         count = min(len(self._items), self._most, max(share, _LEAST))
         if self._weigh is not None:

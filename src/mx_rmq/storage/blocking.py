@@ -1,4 +1,4 @@
-"""The store's coroutines without an event loop, over connections that hold the thread."""
+"""Run the store's coroutines without an event loop, over connections that block the thread."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Of the replies that say "not now", those to which redis-py gives a class and no prefix.
+# The "not now" replies for which redis-py has a class; it removes the prefix of their text.
 _NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
 _DEMOTED: Final = (MasterDownError, ReadOnlyError)
 _PIECE: Final = 64 * 1024
-"""Bytes that are written at once: each piece has the whole timeout to leave."""
+"""Bytes per write; each write has the whole timeout."""
 
 
 class Waited(RuntimeError):
-    """A coroutine waited for an event loop, and there is none."""
+    """A coroutine waited for an event loop, but there is none."""
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
-    """The result of a coroutine that never waits for anything.
+    """Run a coroutine that never waits, and return its result.
 
     Raises:
-        Waited: it did; it was ended.
+        Waited: the coroutine waited; it was closed.
     """
     try:
         coroutine.send(None)
@@ -57,16 +57,16 @@ def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 class BlockingConnections:
-    """Connections that answer before their coroutine is ever suspended; see ``run_blocking``.
+    """Connections whose coroutines finish without being suspended; see ``run_blocking``.
 
-    Safe to share between threads, and after a fork, whatever other threads did at that moment; redis-py's
-    own pool is not, since a lock that was held stays held in the child.
+    Safe to share between threads. Safe after a fork, whatever other threads did at that moment. redis-py's
+    own pool is not: a lock that was held during the fork stays held in the child.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
         timeout: seconds without an answer after which a connection counts as dead.
         waits: how many seconds longer a command may take because it asks the server to wait.
-        revive: brings back a server that is gone, if it can be, and returns its URL.
+        revive: restarts a server that is gone, if possible, and returns its URL.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class BlockingConnections:
         self._pid = os.getpid()
 
     async def execute_command(self, *args: Any) -> Any:
-        """Send a command and wait for its reply, holding the thread."""
+        """Send a command and wait for its reply, blocking the thread."""
         (reply,) = await self.execute_together(args)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; what is refused is among the replies.
+        """Send commands in a row on one connection; refusals are returned among the replies.
 
-        What happened to a connection that fails may have happened to those that are idle, since a router
-        forgets them together: they are given up with it. So are they if the server was demoted.
+        If the connection fails, the idle ones are closed too: a router forgets connections together, so
+        they may be dead as well. They are also closed if the server was demoted.
         """
-        if self._pid != os.getpid():  # the sockets are the parent's
+        if self._pid != os.getpid():  # after a fork: the sockets belong to the parent
             self._pid, self._idle = os.getpid(), []
         idle, began = self._idle, time.monotonic()
         try:
@@ -110,7 +110,7 @@ class BlockingConnections:
             self._give_up(connection)
             raise ServerUnavailable("no connection to the server in time")
         try:
-            if fresh:  # connecting and the first reply have one timeout
+            if fresh:  # connecting and the first reply share one timeout
                 took = time.monotonic() - began
                 connection._sock.settimeout(max(0.01, self._timeout - took))
             packed = connection.pack_commands(commands)
@@ -130,17 +130,17 @@ class BlockingConnections:
             self._give_up(connection)
         elif idle is self._idle:
             idle.append(connection)
-        else:  # those of its time were given up
+        else:  # the idle ones were closed while this one was in use
             connection.disconnect()
         return replies
 
     def _connect(self, idle: list[Any]) -> tuple[Any, bool]:
-        """An idle connection that is in order, else a fresh one; and whether it is fresh."""
-        with suppress(IndexError):  # there are no more
+        """A usable idle connection, else a fresh one; and whether it is fresh."""
+        with suppress(IndexError):  # no idle connection is left
             while True:
                 connection = idle.pop()
                 with suppress(RedisError, OSError):  # closed by the server
-                    if not connection.can_read(timeout=0):  # else it holds a reply that nobody waited for
+                    if not connection.can_read(timeout=0):  # else it holds an unexpected reply
                         return connection, False
                 connection.disconnect()
         connection = self._maker.connection_class(**self._maker.connection_kwargs)
@@ -152,7 +152,7 @@ class BlockingConnections:
             self._url, self._maker = url, connections(ConnectionPool, url, **self._settings)
 
     def _let_leave(self, connection: Any) -> None:
-        """Wait while bytes are leaving: the server cannot answer what it has not got yet."""
+        """Wait while bytes are being sent: the server cannot answer what it has not received yet."""
         left, moved_at = outgoing(connection._sock), time.monotonic()
         while left and not connection.can_read(timeout=self._timeout / 50):
             now_left = outgoing(connection._sock)
@@ -162,13 +162,13 @@ class BlockingConnections:
                 raise RedisTimeoutError(f"nothing left for {self._timeout:g} s")
 
     def _give_up(self, connection: Any) -> None:
-        """Close a connection and all that are idle; what it was to send must not arrive later."""
+        """Close a connection and all idle ones; its unsent bytes must not arrive later."""
         forget_unsent(connection._sock)
         connection.disconnect()
         self.close()
 
     def close(self) -> None:
-        """Close the connections; one that is in use closes itself when it is done."""
+        """Close the connections; one that is in use is closed when its call ends."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.disconnect()
@@ -188,7 +188,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _reply(connection: Any) -> Any:
-    """The next reply; a refusal is one too."""
+    """Read the next reply; a refusal is returned, not raised."""
     try:
         return connection.read_response()
     except ResponseError as error:

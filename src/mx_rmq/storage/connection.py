@@ -1,7 +1,7 @@
 """One pipelined connection: commands are written at once, replies are resolved in order.
 
-redis-py makes the connection (TLS, authentication, database); then its transport is given to us, so
-that a call costs no pool check-out, no lock and no task.
+redis-py opens the connection (TLS, authentication, database). Then ``Wire`` takes over its transport, so
+that a call needs no pool check-out, no lock and no task.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _LONG: Final = 10.0
-"""Seconds after which a demotion counts as the first one again."""
+"""Seconds without a demotion after which the waits before reconnecting start short again."""
 
 
 class Connection:
-    """A connection that many callers share; opened when it is first used, and again after a loss.
+    """A connection that many callers share; opened on first use, and again after a loss.
 
-    A server that says that it is not the primary any more is left: all callers are told, and the next
-    command opens a connection to wherever the address leads by then.
+    If the server replies that it is no longer the primary, the connection is closed and all waiting calls
+    fail. The next command connects to wherever the address leads by then.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
         timeout: seconds without an answer after which the connection counts as dead, so that a
-            half-open socket is noticed. A command that has to wait for a connection waits no longer
-            than that for both.
+            half-open socket is noticed. For a command that has to wait for a connection, this covers
+            connecting and the reply together.
         waits: how many seconds longer a command may take because it asks the server to wait.
-        revive: brings back a server that is gone, if it can be, and returns its URL.
-        on_demoted: called when the server has said that it is not the primary any more.
+        revive: restarts a server that is gone, if possible, and returns its URL.
+        on_demoted: called when the server has replied that it is no longer the primary.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Connection:
 
     @property
     def number(self) -> int:
-        """Which of its connections is in use, counted from 1; 0 while there is none."""
+        """The number of the open connection, counted from 1; 0 while none is open."""
         return 0 if self._wire is None or self._wire.lost else self._made
 
     def execute_command(self, *args: Any) -> Awaitable[Any]:
-        """Send one command; its reply is awaited, not the sending."""
+        """Send one command; the awaitable is its reply. On an open connection it is written at once."""
         if self._wire is None or self._wire.lost:
             return self._connect_and_send(args)
         return self._wire.send(args)
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+        """Send commands in a row on one connection; refusals and losses are returned among the replies."""
         wire, until = await self._connected()
         replies = [wire.send(command) for command in commands]
         with wire.letting_go(until, *replies):
@@ -91,9 +91,9 @@ class Connection:
             return await reply
 
     async def _connected(self) -> tuple[Wire, float | None]:
-        """The connection, and until when a command that had to wait for it may wait for its reply.
+        """The open connection, and the deadline for the reply if the command had to wait for connecting.
 
-        There is one attempt to connect for all who wait, and each of them is told if it fails.
+        All waiting callers share one attempt to connect; if it fails, each of them gets an error.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._timeout
@@ -111,9 +111,9 @@ class Connection:
         finally:
             self._waiters -= 1
             if not self._waiters and attempt is self._connecting:
-                self._connecting = None  # a later caller begins anew
+                self._connecting = None  # a later caller starts a new attempt
                 attempt.cancel()
-        if loop.time() > until:  # the process stood still; the caller decides whether it may still be sent
+        if loop.time() > until:  # the process was paused; the caller decides whether it may still be sent
             raise ServerUnavailable(f"no connection to the server: {silence(self._timeout)}")
         if not attempt.done():
             raise ServerUnavailable(f"no connection to the server: {silence(self._connect_timeout)}")
@@ -121,7 +121,7 @@ class Connection:
             raise ServerUnavailable("the connection was closed")
         if (error := attempt.exception()) is not None:
             if isinstance(error, ConfigError | ServerUnavailable):
-                raise type(error)(*error.args) from error  # each caller's own
+                raise type(error)(*error.args) from error  # each caller gets its own instance
             raise error
         return attempt.result(), until
 
@@ -129,11 +129,11 @@ class Connection:
         if self._connecting is attempt:
             self._connecting = None
         if not attempt.cancelled():
-            attempt.exception()  # mark as retrieved: all who waited may have left
+            attempt.exception()  # mark as retrieved: every waiting caller may be gone
 
     async def _connect(self) -> Wire:
         loop = asyncio.get_running_loop()
-        if (wait := self._not_before - loop.time()) > 0:  # it may still be a replica: no hot loop
+        if (wait := self._not_before - loop.time()) > 0:  # it may still be a replica: avoid a hot loop
             await asyncio.sleep(min(wait, self._connect_timeout / 2))
         try:
             writer = await self._open()
@@ -143,7 +143,7 @@ class Connection:
             await self._bring_back(self._revive)
             writer = await self._open()
         wire = Wire(writer, self._timeout, self._leave)
-        if self._connecting is not asyncio.current_task():  # a cancelled connect may come back all the same
+        if self._connecting is not asyncio.current_task():  # a cancelled connect may still return
             wire.lose("closed")
             raise ServerUnavailable("the connection was closed")
         self._wire = wire
@@ -166,7 +166,7 @@ class Connection:
                     raise no_connection(error) from error
                 case _:
                     raise
-        # The only private names used: redis-py has no other way to hand over what it opened.
+        # Private names: redis-py has no other way to hand over what it opened.
         writer: asyncio.StreamWriter = connection._writer
         connection._writer = connection._reader = None
         return writer
@@ -178,7 +178,7 @@ class Connection:
             self._maker = connections(ConnectionPool, url, socket_connect_timeout=self._connect_timeout)
 
     def _leave(self) -> None:
-        """The server has said that it is not the primary any more."""
+        """React to a reply that the server is no longer the primary."""
         now = asyncio.get_running_loop().time()
         if now - self._demoted_at > _LONG:
             self._waits.reset()
@@ -188,7 +188,7 @@ class Connection:
             self._on_demoted(self)
 
     def lose(self, why: str) -> None:
-        """Give up the connection that is in use, if there is one; a later command opens another."""
+        """Close the open connection, if there is one; a later command opens another."""
         if self._wire is not None:
             self._wire.lose(why)
 
@@ -203,11 +203,11 @@ class Connection:
 
 
 class ConnectionPerCall:
-    """A connection for each call under way, for commands that hold up what comes behind them.
+    """One connection per call in progress, for commands that delay what is sent behind them.
 
     Args:
-        url: as of a ``Connection``.
-        timeout: likewise, as are the other options.
+        url: as for ``Connection``.
+        timeout: as for ``Connection``, like the other options.
     """
 
     def __init__(self, url: str, *, timeout: float, **options: Any) -> None:
@@ -217,7 +217,7 @@ class ConnectionPerCall:
         self._gone = False
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+        """Send commands in a row on one connection; refusals and losses are returned among the replies."""
         if self._gone:
             raise ServerUnavailable("the connection was closed")
         each = self._idle.pop() if self._idle else self._make()
@@ -225,15 +225,15 @@ class ConnectionPerCall:
         try:
             return await each.execute_together(*commands)
         except BaseException:
-            await each.close()  # the server may be waiting on it still
+            await each.close()  # the server may still be in a wait on it
             raise
         finally:
-            if not each.number:  # what happened to it may have happened to those that are idle
+            if not each.number:  # it was lost, so the idle ones may be dead too
                 self.lose_idle("another one was lost")
             self._idle.append(each)
 
     def lose_idle(self, why: str) -> None:
-        """Give up the connections that are idle."""
+        """Close the idle connections."""
         for each in self._idle:
             each.lose(why)
 

@@ -1,4 +1,4 @@
-"""What the scripts take and answer, as values."""
+"""The arguments and answers of the scripts, as values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)", re.ASCII)
 
 
 class Settled(IntEnum):
-    """What became of a call that shows a lease."""
+    """The result of a call that presents the token of a lease."""
 
     DONE = 1
     STALE = 0
@@ -23,7 +23,7 @@ class Settled(IntEnum):
 
 
 class Replayed(IntEnum):
-    """What became of a dead message that was to be replayed."""
+    """The result of replaying a dead message."""
 
     REPLAYED = 1
     CHANGED = 0
@@ -33,7 +33,7 @@ class Replayed(IntEnum):
 
 
 class Cancelled(IntEnum):
-    """What became of a message that was to be cancelled."""
+    """The result of cancelling a message."""
 
     CANCELLED = 1
     RUNNING = 0
@@ -43,7 +43,7 @@ class Cancelled(IntEnum):
 
 
 class NewMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message to store: where it goes, how long it lives (seconds; None for ever), its bytes."""
+    """A message to store; ``ttl`` (None for no expiry) and ``delay`` are in seconds."""
 
     id: str
     body: bytes
@@ -70,7 +70,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(NamedTuple):
-    """Who holds a message, as it is stored in ``processing``."""
+    """The lease of a message, as stored in ``processing``."""
 
     token: str
     lane: str
@@ -80,7 +80,7 @@ class Lease(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Lease | None:
-        """Read a stored lease; None for one that cannot be read, which the audit mends."""
+        """Parse a stored lease; None if it cannot be read."""
         found = _LEASE.match(text)
         return found and cls(found[1], found[2], instant(found[3]), found[4])
 
@@ -107,10 +107,10 @@ class Takeover(NamedTuple):
 
     delivery: Delivery
     cause: Cause
-    """``lapsed``: its lease ran out; ``started``: so it did, after a note that it began to run;
+    """``lapsed``: its lease ran out. ``started``: its lease ran out after a note that it began to run.
     ``expired``: its own lifetime ended while it was pending."""
     previous: str
-    """Who held it before, ``-`` for nobody."""
+    """The previous holder, ``-`` if there was none."""
 
 
 class Overdue(NamedTuple):
@@ -121,11 +121,11 @@ class Overdue(NamedTuple):
     cleaned: list[str]
     poisoned: list[str]
     belated: bool = False
-    """The call came after the instant it was bound to, so nothing was taken over or changed."""
+    """The call arrived after the instant it was valid until, so nothing was taken over or changed."""
 
 
 class Promotion(NamedTuple):
-    """The answer to promoting what is due."""
+    """The answer to promoting due messages."""
 
     wait: float | None
     """Seconds until the next one is due, None when nothing is delayed."""
@@ -139,23 +139,23 @@ class NextDelay(NamedTuple):
 
     state: str
     seconds: float
-    """How long to wait, or how late the first one is."""
+    """How long to wait, or how long the first message is overdue."""
     id: str
 
 
 class Replay(NamedTuple):
-    """A dead message to give another life; empty bytes keep its body as it is."""
+    """A dead message to replay; an empty ``body`` keeps the stored one."""
 
     id: str
     body: bytes = b""
     lane: Lane = "normal"
     ttl: float | None = None
     died_at: float | None = None
-    """The death the caller has looked at; if it died again since, nothing happens."""
+    """The time of death that the caller read; if the message died again since, nothing happens."""
 
 
 class Suspect(NamedTuple):
-    """A message the audit wants examined."""
+    """A message that the audit examines."""
 
     id: str | bytes
     found_in: str = ""
@@ -173,7 +173,7 @@ class Examined(NamedTuple):
 
 
 def instant(ms: str | None) -> float | None:
-    """Milliseconds as another program may have written them, in seconds."""
+    """Milliseconds as seconds; None if missing or not a number, as another program may have written it."""
     try:
         return None if ms is None else float(ms) / 1000
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a produce waits for before it returns, and how the server is asked for it."""
+"""The durability that a produce waits for before it returns, and the commands that wait for it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Durable(ABC):
-    """Commands that are answered once their effect is as durable as asked for.
+    """Sends commands and returns their replies once their effect is as durable as asked for.
 
-    The server waits for what was written last on the same connection, so the wait travels right behind
-    its command. After a command that wrote nothing, WAIT returns at once.
+    The server waits for the last write of the same connection, so the wait is sent right behind its
+    command. After a command that wrote nothing, WAIT returns at once.
 
     Raises:
-        NotDurable: the command was done, but not made durable in time; does not name any message yet.
-        UnsafeServer: the server cannot do it at all; nothing was sent to it.
+        NotDurable: the command was done, but its durability was not confirmed in time; names no message yet.
+        UnsafeServer: the server cannot wait for it at all; the command was not sent.
     """
 
     asks: ClassVar[tuple[Any, ...]]
-    """A wait for nothing, to see whether the server knows it."""
+    """A wait with nothing to wait for, to see whether the server supports it."""
     needs: ClassVar[str]
     error: ClassVar[type[NotDurable]]
 
@@ -69,11 +69,11 @@ class Durable(ABC):
 
     @abstractmethod
     def lacking(self, reached: Any) -> str:
-        """What the answer to the wait falls short of; empty if it does not."""
+        """What is missing, by the reply to the wait; empty if nothing is."""
 
 
 class OnDisk(Durable):
-    """The server has written it to its append-only file and told the disk to keep it."""
+    """The server has written it to its append-only file and synced the file to disk."""
 
     asks = ("WAITAOF", 1, 0, 1)
     needs = "durability 'disk' needs Redis 7.2 or Valkey 7.2 or later, and appendonly set to yes"
@@ -92,9 +92,9 @@ class OnDisk(Durable):
             )
 
     async def _answers_too_soon(self) -> bool:
-        """Whether more writes are said to be synced than a server can that syncs once a second.
+        """Whether the server confirms more writes than it can sync at one sync per second.
 
-        Valkey 9.1 does, and Redis 7.4 did at first (redis/redis#13793).
+        Valkey 9.1 does, and the first releases of Redis 7.4 did (redis/redis#13793).
         """
         write = ("SET", self._keys.of_call("-"), "", "PX", 1000)
         began = time.monotonic()
@@ -107,12 +107,12 @@ class OnDisk(Durable):
         return False
 
     def lacking(self, reached: Any) -> str:
-        """The server counts itself first, then its replicas."""
+        """WAITAOF replies with two counts: the server itself, then its replicas."""
         return "" if reached[0] else "its append-only file was not synced to disk"
 
 
 class OnReplicas(Durable):
-    """So many replicas have it as the queue asks for."""
+    """As many replicas have it as the queue asks for."""
 
     asks = ("WAIT", 0, 1)
     needs = "durability 'replicated' needs a server that lets this user WAIT"
@@ -123,9 +123,9 @@ class OnReplicas(Durable):
         self._replicas = config.replicas
 
     def lacking(self, reached: Any) -> str:
-        """The server says how many have it."""
+        """WAIT replies with the number of replicas that have it."""
         return "" if reached >= self._replicas else f"{reached} of {self._replicas} replicas had it"
 
 
 WAITS: dict[Durability, type[OnDisk | OnReplicas]] = {"disk": OnDisk, "replicated": OnReplicas}
-"""Every class but ``memory``, which waits for nothing."""
+"""The class for each durability but ``memory``, which waits for nothing."""

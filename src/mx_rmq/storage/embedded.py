@@ -1,17 +1,18 @@
 """Start, attach to and stop the bundled Valkey.
 
-Two lock files in the server's directory say all there is to know, since the kernel releases an flock however
-its holder ends:
+Two lock files in the server's directory are the whole state. The kernel releases an flock however its holder
+ends:
 
 * every user holds ``users.lock`` shared;
-* the server process holds ``server.lock``, inherited from whoever started it. The lock is free exactly when
-  there is no server, so two servers can never write one append-only file.
+* the server process holds ``server.lock``, inherited from the process that started it. The lock is free
+  exactly when there is no server, so two servers can never write one append-only file.
 
 Message bodies are in the server's files, so only their owner can read them, whatever the umask of the
 process that starts it and the mode of the directory.
 
-A keeper process is the server's parent. It waits for ``users.lock`` exclusively, gets it when nobody is left,
-and stops the server. A private server is the same thing in a temporary directory that only its user knows.
+A keeper process is the server's parent. It waits for ``users.lock`` exclusively, gets it when the last user
+has left, and stops the server. A private server works the same way, in a temporary directory that only its
+user knows.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from mx_rmq.errors import EmbeddedServerError
 
-_SOCKET_BYTES = 103  # what macOS leaves of sun_path; Linux has four more
-_GRACE = 10.0  # for the last flush; a kill after it loses nothing acknowledged: that was written before
+_SOCKET_BYTES = 103  # the longest path that fits sun_path on macOS; Linux allows four more
+_GRACE = 10.0  # seconds for the last flush; a later kill loses nothing acknowledged: that is already written
 _PRIVATE_GRACE = 1.0  # nothing to flush
-_PATIENCE = 0.5  # for one answer to PING
+_PATIENCE = 0.5  # seconds to wait for one answer to PING
 _OWN_FILES = ("server.*", "users.lock", "*.aof", "*.rdb", "appendonlydir", "appendonlydir/*")
 _SETTINGS = {
     "--port": "0",  # no network at all
@@ -51,8 +52,8 @@ _SETTINGS = {
     "--maxmemory-policy": "noeviction",
 }
 
-# Runs without the package and without site-packages, to be small and quick to start. What the server's start
-# does not need is imported after it.
+# Runs without this package and without site-packages, to be small and quick to start. Modules that are not
+# needed to start the server are imported after its start.
 _KEEPER = """# mx-rmq: keeps an embedded server for as long as it has users
 import os
 if os.fork():
@@ -119,10 +120,10 @@ def open_url(url: str) -> EmbeddedServer:
 
 
 class EmbeddedServer:
-    """One use of a server that lives as long as it has users.
+    """One use of a server that runs as long as it has users.
 
-    The use ends with ``close()``, at exit, or with the process. A forked child has no part in it: the socket
-    works there, ``close()`` does nothing, and a child that may outlive its parent opens for itself.
+    The use ends with ``close()``, at exit, or with the process. A forked child does not share the use: the
+    socket works there, but ``close()`` does nothing. A child that may outlive its parent opens its own.
     """
 
     socket: Path
@@ -145,10 +146,10 @@ class EmbeddedServer:
         options: Sequence[str] = (),
         timeout: float = 10.0,
     ) -> EmbeddedServer:
-        """Start a private server, or attach to the one with its data in *path*, starting it if need be.
+        """Start a private server, or attach to the one with its data in *path*, starting it if needed.
 
         Loading the data counts against *timeout*. *binary* and *options* (arguments such as ``"--maxmemory",
-        "1gb"``) matter only to the one who starts the server.
+        "1gb"``) are used only if this call starts the server.
 
         Raises:
             EmbeddedServerError: there is no binary, *path* is unusable, or the server does not come up.
@@ -176,11 +177,11 @@ class EmbeddedServer:
 
     @property
     def private(self) -> bool:
-        """Whether it has its data in memory only, and one user."""
+        """Whether its data is in memory only and it has a single user."""
         return self._private
 
     def rejoin(self, timeout: float = 10.0) -> None:
-        """Start the server again if it is gone; ``pid`` and ``url`` are those of the one that runs.
+        """Start the server again if it is gone; ``pid`` and ``url`` then belong to the running server.
 
         Raises:
             EmbeddedServerError: it does not come up.
@@ -195,7 +196,7 @@ class EmbeddedServer:
             ) from error
 
     def close(self) -> None:
-        """Leave; the last one to leave stops the server and returns when it is gone."""
+        """End this use; the last user stops the server and returns when it is gone."""
         try:
             _open.remove(self)
         except KeyError:
@@ -203,7 +204,8 @@ class EmbeddedServer:
         try:
             if self._users.take(fcntl.LOCK_EX):
                 self._stop()
-            else:  # others are attached: granted at once; or the keeper was faster: when the server is gone
+            else:
+                # Granted at once if there are other users; if the keeper was faster, when the server is gone.
                 fcntl.flock(self._users.fd, fcntl.LOCK_SH)
         finally:
             self._users.close()
@@ -258,13 +260,13 @@ class EmbeddedServer:
                 cwd="/",
                 pass_fds=[lock.fd],
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C and hangup
-                umask=0o077,  # of the keeper and the server
-                check=False,  # whatever goes wrong in there lets go of the lock and is in the log
+                umask=0o077,  # for the keeper and the server
+                check=False,  # any failure in there releases the lock and is in the log
             )
 
     def _stop(self) -> None:
-        # Over the socket: where containers share the directory, the pid here may be some other process. If it
-        # does not answer, the keeper, its parent, has stronger means.
+        # Over the socket, not by pid: if containers share the directory, the pid may be another process here.
+        # If the server does not answer, the keeper, its parent, terminates or kills it.
         with suppress(OSError):
             if (record := self._record()) and _ask(record[1], b"SHUTDOWN", self._grace) == b"":
                 for _ in _moments(self._grace):
@@ -295,7 +297,7 @@ class EmbeddedServer:
 
 
 class _Lock:
-    """An flock that forked children do not keep: in them it would outlive the process that took it."""
+    """An flock that forked children drop; kept there, it would outlive the process that took it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -303,7 +305,7 @@ class _Lock:
         _locks.add(self)
 
     def take(self, kind: int) -> bool:
-        """Take or convert the lock if that needs no waiting; a failed conversion has lost the old one."""
+        """Take or convert the lock without waiting; a failed conversion loses the old lock."""
         try:
             fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -311,7 +313,7 @@ class _Lock:
         return True
 
     def close(self) -> None:
-        """Close, never unlock: that would reach through to the processes that inherited the descriptor."""
+        """Close without unlocking: an unlock also affects the processes that inherited the descriptor."""
         _locks.remove(self)
         os.close(self.fd)
 
@@ -337,7 +339,7 @@ def _own_directory(path: Path) -> Path:
 
 
 def _tighten(home: Path) -> None:
-    """Take the rights of others from the files of an earlier start."""
+    """Remove other users' permissions from the files of an earlier start."""
     for pattern in _OWN_FILES:
         for file in home.glob(pattern):
             with suppress(FileNotFoundError):  # a running server replaces its files
@@ -372,7 +374,7 @@ def _executable(binary: Path) -> Path:
 
 
 def _ask(address: Path, command: bytes, timeout: float) -> bytes | None:
-    """Return what the server says first: nothing when it hangs up, None when it does not answer."""
+    """Return the first bytes of the reply: empty if the server hangs up, None if it does not answer."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)

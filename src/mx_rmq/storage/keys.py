@@ -18,7 +18,7 @@ TOPIC_PARTS: Final = {
     "processing": "hash",
     "wake": "list",
 }
-"""What every topic has, with its Redis type."""
+"""The keys that every topic has, with their Redis types."""
 
 PENDING: Final[dict[Lane, str]] = {"high": "pending:high", "normal": "pending", "low": "pending:low"}
 
@@ -37,15 +37,15 @@ QUEUE_PARTS: Final = {
     "workers": "hash",
     "workers_seen": "zset",
 }
-"""What every queue has once, with its Redis type."""
+"""The keys that every queue has once, with their Redis types."""
 
-# Beside its body, under its id, a message has these fields in ``payload`` and ``dlq_payload``.
+# ``payload`` and ``dlq_payload`` hold a message's body under its id, and these fields under its id + suffix.
 TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
 
 STALE_COUNTER: Final = ":stale"
-"""In ``counters``, behind a topic: how many entries of its lists no claim will deliver."""
+"""Suffix of a field in ``counters``, after the topic: how many entries of its lists no claim will deliver."""
 
 
 class Keys:
@@ -55,7 +55,7 @@ class Keys:
         check_name("queue", queue)
         tag = queue if shard is None else f"{queue}:{shard}"
         self.prefix: Final = f"mx-rmq:{{{tag}}}:"
-        # Bounded, because the topics of a long-lived producer may be many.
+        # Bounded: a long-lived producer may use many topics.
         self._of_script = lru_cache(maxsize=4096)(self._resolve)
 
     def of_queue(self, part: str) -> str:
@@ -64,10 +64,10 @@ class Keys:
 
     def of_topic(self, topic: str, part: str) -> str:
         """The key of a part every topic has, such as ``pending:high``."""
-        return self.prefix + topic + ":" + part  # added, since a member of an enum formats as its name
+        return self.prefix + topic + ":" + part  # not an f-string: it would format an enum member as its name
 
     def of_call(self, producer: str) -> str:
-        """The key that remembers the last call of a producer."""
+        """The key that holds the last call of a producer."""
         return f"{self.prefix}call:of:{producer}"  # no topic has a part "of:…"
 
     def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""From a URL to a server and connections to it."""
+"""Turns a URL into a running server and connections to it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _OPTION: Final = re.compile("[a-z_]+=")
 
 
 class Address:
-    """Where a queue's server is; an embedded one runs while somebody uses it.
+    """Where a queue's server is; an embedded one runs while it has users.
 
-    For all threads. In a forked child it stays where it was.
+    Thread-safe. In a forked child the address stays the same.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,13 +40,13 @@ class Address:
         self._users: set[int] = set()
         self._server: EmbeddedServer | None = None
         self._pid = 0
-        """Of the process that started or joined it."""
+        """The process that started or joined the embedded server."""
         self._told = False
-        """Whether it was said that it does not start again."""
+        """Whether a failed restart was already reported."""
         _addresses.add(self)
 
     def enter(self, user: object) -> str:
-        """The URL to connect to, until *user* leaves; starts an embedded server for the first."""
+        """The URL to connect to until *user* leaves; the first user starts an embedded server."""
         with self.lock:
             if self._server is None and self._url.startswith("embedded:"):
                 self._server, self._pid = embedded.open_url(self._url), os.getpid()
@@ -54,9 +54,9 @@ class Address:
             return self._url if self._server is None else self._server.url
 
     def revive(self) -> str:
-        """Start an embedded server again if it is gone; the URL to connect to.
+        """Start an embedded server again if it is gone, and return the URL to connect to.
 
-        For who could not connect. A forked child has no part in the server and leaves that to its parent.
+        For callers that could not connect. A forked child leaves the restart to its parent.
         """
         with self.lock:
             server = self._server
@@ -78,7 +78,7 @@ class Address:
             return server.url
 
     def leave(self, user: object) -> None:
-        """*user* needs the server no more; stops an embedded one after the last."""
+        """*user* no longer needs the server; the last user stops an embedded one."""
         with self.lock:
             self._users.discard(id(user))
             if self._server is not None and not self._users:
@@ -90,7 +90,7 @@ _addresses: WeakSet[Address] = WeakSet()
 
 
 def _unlock_all() -> None:
-    """A forked child has one thread; whoever held a lock is not in it."""
+    """Replace the locks in a forked child: the thread that held one does not exist there."""
     for address in _addresses:
         address.lock = threading.RLock()
 
@@ -99,19 +99,19 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
-    """What makes connections to a server.
+    """A redis-py pool that makes connections to a server.
 
-    With ``rediss://`` the certificate and the host name in it are checked, by every version of redis-py,
-    unless the URL says ``ssl_check_hostname=false`` or ``ssl_cert_reqs=none``.
+    With ``rediss://`` the certificate and its host name are checked, with every version of redis-py, unless
+    the URL says ``ssl_check_hostname=false`` or ``ssl_cert_reqs=none``.
 
     Args:
-        kind: redis-py's pool, blocking or not.
+        kind: redis-py's pool class, blocking or asyncio.
         url: ``redis://``, ``rediss://`` or ``unix://``; its options are those of redis-py.
-        settings: come before the options of the URL.
+        settings: override the options of the URL.
 
     Raises:
-        ConfigError: the URL cannot be used. It is not shown, since a password that is not escaped
-            can be in any part of it.
+        ConfigError: the URL cannot be used. The error does not show it: an unescaped password can be in any
+            part of it.
     """
     try:
         if not _is_plain(url):
@@ -125,7 +125,7 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
     options = pool.connection_kwargs
     if url.startswith("rediss:") and options.get("ssl_cert_reqs", "required") != "none":
         options.setdefault("ssl_check_hostname", True)
-    # RESP2 and bytes: replies are plain values, and nothing is pushed that nobody asked for.
+    # RESP2 and bytes: replies are plain values, and the server sends no push messages.
     options.update(protocol=2, decode_responses=False, **settings)
     try:
         pool.connection_class(**options)
@@ -135,10 +135,10 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
 
 
 def _is_plain(url: str) -> bool:
-    """Whether a URL can be read in one way only.
+    """Whether a URL can be parsed in only one way.
 
-    A password with an unescaped ``/``, ``?`` or ``#`` would end the host's part early: what stands there
-    then is a piece of the password, and would be looked up, connected to and shown in errors.
+    An unescaped ``/``, ``?`` or ``#`` in a password would end the host part early. A piece of the password
+    would then be taken as the host: looked up, connected to and shown in errors.
     """
     parts = urlsplit(url)
     if "#" in url or not all(_OPTION.match(option) for option in parts.query.split("&") if option):
@@ -150,10 +150,10 @@ def _is_plain(url: str) -> bool:
 
 
 def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
-    """Why redis-py could not connect, in our words.
+    """The error of this package for redis-py's reason why it could not connect.
 
-    A server that refuses the user, the password, the database or the certificate will do so again, and so
-    will this side a certificate that it does not trust: that is no reason to wait.
+    A server that refuses the user, the password, the database or the certificate will refuse them again. A
+    server certificate that this side does not trust stays untrusted. Retrying helps in neither case.
     """
     if isinstance(error.__cause__ or error, AuthenticationError | ResponseError):
         return ConfigError(f"the server refuses the connection: {error!s:.200}")
@@ -174,7 +174,7 @@ def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what led to it; redis-py keeps some of that only as context."""
+    """An error and its causes; redis-py keeps some of them only as ``__context__``."""
     for _ in range(10):
         if error is None:
             return

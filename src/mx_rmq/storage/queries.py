@@ -1,4 +1,4 @@
-"""Reading a queue for people: plain commands that change nothing, none on a message's path."""
+"""Read a queue for people: plain commands that change nothing, none on a message's path."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from mx_rmq.storage.store import Commands, Store
 
 SILENCE: Final = 30.0
-"""Seconds after which a worker that has not said that it lives does not count as living."""
+"""Seconds without a registration after which a worker does not count as live."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """A worker that has lately said that it lives."""
+    """A worker that registered recently."""
 
     name: str
     seen_at: float
@@ -34,14 +34,14 @@ class WorkerFacts:
     pid: int = 0
     started_at: float = 0.0
     connection: int = 0
-    """By which others see that it is there; 0 if they cannot, and its messages wait for their leases."""
+    """Client id by which others see that it is alive; 0 if they cannot: its messages wait for the lease."""
     server: str = ""
-    """The run of the server on which the connection has that number."""
+    """Run id of the server that assigned this client id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicCounts:
-    """How a topic stands; the last ones since the queue began."""
+    """The counts of a topic; from ``produced`` on they are totals since the queue began."""
 
     pending: int = 0
     processing: int = 0
@@ -54,7 +54,7 @@ class TopicCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How a queue stands."""
+    """The counts of a queue."""
 
     topics: dict[str, TopicCounts] = field(default_factory=dict)
     delayed: int = 0
@@ -62,12 +62,12 @@ class Counts:
 
     @property
     def pending(self) -> int:
-        """Over all topics."""
+        """Pending messages of all topics."""
         return sum(topic.pending for topic in self.topics.values())
 
     @property
     def processing(self) -> int:
-        """Over all topics."""
+        """Messages being processed, of all topics."""
         return sum(topic.processing for topic in self.topics.values())
 
 
@@ -81,7 +81,7 @@ class Live(NamedTuple):
     deadline: float | None
     """While pending its expiry, while processing the end of its lease."""
     kept: str | None
-    """How often it was leased, its lane and its expiry, for one that is delayed or was leased before."""
+    """How often it was leased, its lane and its expiry, if it is delayed or was leased before."""
 
 
 class ClientIdentity(NamedTuple):
@@ -89,7 +89,7 @@ class ClientIdentity(NamedTuple):
 
     id: int
     server: str
-    """The server's run id: after a restart the same number is somebody else's."""
+    """The server's run id: after a restart the same client id belongs to another connection."""
 
 
 class Queries:
@@ -100,12 +100,12 @@ class Queries:
         self._keys = store.keys
 
     async def counts(self) -> Counts:
-        """How every topic stands."""
+        """The counts of every topic."""
         counters = _pairs(await self._read("HGETALL", "counters"))
         paused = set(await self._read("SMEMBERS", "paused"))
         topics = {}
         named = paused.union(await self._read("SMEMBERS", "topics"))
-        for raw in sorted(filter(is_name, named)):  # others are not ours
+        for raw in sorted(filter(is_name, named)):  # other names are not from mx-rmq
             topic = raw.decode()
             pending = 0
             for part in PENDING.values():
@@ -125,9 +125,9 @@ class Queries:
         return bool(await self._read("SISMEMBER", "paused", topic))
 
     async def workers(self) -> list[WorkerFacts]:
-        """The workers that have lately said that they live.
+        """The workers that registered within the last ``SILENCE`` seconds.
 
-        Those that have not are forgotten by the next one that does; there may be no next one.
+        A silent one is removed when another worker registers, which may never happen.
         """
         facts = _pairs(await self._read("HGETALL", "workers"))
         since = (await self.time() - SILENCE) * 1000
@@ -135,14 +135,14 @@ class Queries:
         return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
 
     async def registered(self) -> dict[str, bytes]:
-        """What every worker said of itself, the silent ones too."""
+        """What every worker registered about itself, including silent workers."""
         return {_text(name): facts for name, facts in _pairs(await self._read("HGETALL", "workers")).items()}
 
     async def own_connection(self) -> ClientIdentity:
-        """The connection that this reader uses.
+        """The connection that these queries use.
 
         Raises:
-            ResponseError: the user may not ask, or something in between shares connections.
+            ResponseError: the user may not run the commands, or a proxy shares connections.
         """
         own = await self._command("CLIENT", "ID")
         server = (await self.info("server")).get("run_id", "")
@@ -151,7 +151,7 @@ class Queries:
         return ClientIdentity(own, server)
 
     async def connected(self, ids: Iterable[int]) -> set[int]:
-        """Which of these connections the server has."""
+        """Those of the given client ids that are connected."""
         reply = await self._command("CLIENT", "LIST", "ID", *ids)
         return {int(line[3 : line.index(b" ")]) for line in reply.splitlines() if line.startswith(b"id=")}
 
@@ -183,7 +183,7 @@ class Queries:
         )
 
     async def leases(self, topic: str) -> dict[str, Lease]:
-        """Every lease of a topic that can be read, by id."""
+        """All readable leases of a topic, by id."""
         leases: dict[str, Lease] = {}
         cursor = b"0"
         while True:
@@ -199,11 +199,11 @@ class Queries:
         return [(_text(id_), float(score) / 1000) for id_, score in _rows(rows)]
 
     async def died_at(self, ids: Sequence[str]) -> list[float | None]:
-        """When messages died, None for one that has not."""
+        """When messages died, None for one that is not dead."""
         return [_seconds(score) for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
 
     async def dead_labels(self, ids: Sequence[str]) -> list[tuple[bytes | None, bytes | None]]:
-        """The topic of each dead message and why it died; both None for one of which nothing is left."""
+        """The topic of each dead message and why it died; both None if nothing is left of it."""
         names = [id_ + part for part in (TOPIC_FIELD, ERROR_FIELD) for id_ in ids]
         values = [value async for some in self.values("dlq_payload", names) for value in some]
         labels = list(zip(values[: len(ids)], values[len(ids) :], strict=True))
@@ -215,7 +215,7 @@ class Queries:
         return labels
 
     async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
-        """Fields of a hash in their order, as many at a time as fit into a reply."""
+        """The values of a hash's fields in the given order, as many at a time as fit into a reply."""
         some: list[str] = []
         size = 0
         for name, length in zip(names, await self._lengths(part, names), strict=True):
@@ -228,7 +228,7 @@ class Queries:
             yield await self._read("HMGET", part, *some)
 
     async def _lengths(self, part: str, names: Sequence[str]) -> list[int]:
-        """How long fields of a hash are, 0 for one that is not there; asked in a row, answered in a row."""
+        """The lengths of a hash's fields, 0 for a missing one; the commands are pipelined."""
         key = self._keys.of_queue(part)
         asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
         return list(await asyncio.gather(*asked))
@@ -244,7 +244,7 @@ class Queries:
         return [_text(t) for t in await self._read("HMGET", "payload", *(id_ + TOPIC_FIELD for id_ in ids))]
 
     async def info(self, *sections: str) -> dict[str, str]:
-        """The server's facts about itself."""
+        """The fields of the server's INFO."""
         reply = await self._command("INFO", *sections)
         lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
         return dict(line.split(":", 1) for line in lines if ":" in line)
@@ -257,11 +257,11 @@ class Queries:
 
 
 _FRAME: Final = 16
-"""What a value costs in a reply beside its bytes."""
+"""Bytes of a reply per value, beside the value itself."""
 
 
 def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
-    """A worker by what it said of itself; a later version may say more, and anyone may write nonsense."""
+    """Parse a worker's registration; a later version may write more fields, another program anything."""
     try:
         said = msgspec.json.decode(facts, type=dict[str, Any])
         seen = {"name": _text(name), "seen_at": float(seen_ms) / 1000}
@@ -275,7 +275,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _whole(value: bytes) -> int:
-    """A counter; 0 where somebody wrote nonsense."""
+    """Parse a counter; 0 if another program wrote something else there."""
     return int(value) if value.isdigit() and len(value) < 20 else 0
 
 

@@ -1,4 +1,4 @@
-"""What the server's refusals mean."""
+"""The meaning of the server's error replies."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.errors import ServerUnavailable
 
-# Replies by which a server says "not now": it is starting, failing over, moving slots, without its
-# replicas or busy with an endless script. It has done nothing. Redis 6.2 wraps what the
-# first write of a script was answered: "Error running script (…): @user_script: 19: -READONLY …".
+# Error replies that mean "not now": the server is starting, failing over, moving slots, without its
+# replicas or busy with an endless script. It has done nothing. Redis 6.2 wraps the error of a script's
+# first write: "Error running script (…): @user_script: 19: -READONLY …".
 NOT_NOW: Final = re.compile(
     "(?:^|: -)(?:LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOREPLICAS|BUSY) "
     "|WAIT(?:AOF)? cannot be used with replica"
 )
 
-# Those of them by which a server says that it is not the primary any more. It may live on as a replica
-# while its address leads to another one, so the connection is given up. LOADING is one of them: a server
-# that loads while a connection lasts is fetching the data of the primary that it follows now.
+# The subset that means that the server is no longer the primary. It may stay up as a replica while its
+# address leads to another server, so the connection is closed. LOADING is included: a server that loads
+# while a connection is open is fetching the data of the primary that it now follows.
 DEMOTED: Final = re.compile(
     "(?:^|: -)(?:LOADING|READONLY|MASTERDOWN|UNBLOCKED) |WAIT(?:AOF)? cannot be used with replica"
 )
 
 
 def refusal(text: str) -> Exception:
-    """The error for a reply that is one."""
+    """The exception for an error reply."""
     if text.startswith("NOSCRIPT"):
         return NoScriptError(text)
     if NOT_NOW.search(text):

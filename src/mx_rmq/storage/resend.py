@@ -1,4 +1,4 @@
-"""Trying again while the server cannot be reached."""
+"""Send calls again while the server cannot be reached."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_dice = random.Random()  # noqa: S311 - spreads reconnects in time, guards nothing
+_dice = random.Random()  # noqa: S311 - spreads reconnects in time, not for security
 
 
 class GrowingWait:
-    """Growing waits with jitter: short enough for a restart, long enough not to hammer."""
+    """Growing waits with jitter: short enough for a restart, long enough not to flood the server."""
 
     def __init__(self, first: float = 0.05, most: float = 1.0) -> None:
         self._first = self._next = first
@@ -39,7 +39,7 @@ class GrowingWait:
 
 
 def is_unavailable(error: Exception) -> bool:
-    """Whether the server could not be reached, which may pass."""
+    """Whether the server could not be reached, which may be temporary."""
     return isinstance(error, ServerUnavailable)
 
 
@@ -53,19 +53,19 @@ async def resend(
     failed: Callable[[Exception, float], None] | None = None,
     problem: Exception | None = None,
 ) -> R:
-    """Await ``call()``, again and again while its error is one that may pass, for *patience* seconds.
+    """Await ``call()``, and repeat it after errors that may be temporary, for *patience* seconds.
 
     Only for calls that may be sent twice (I5).
 
     Args:
         call: sends once.
         patience: seconds after which no attempt begins.
-        passes: whether an error may pass.
-        within: how many seconds beyond the patience the last attempt may take. It is ended then, wherever it
-            waits, so that nothing is sent later than the server remembers that it was sent before.
+        passes: whether an error may be temporary.
+        within: how many seconds beyond the patience the last attempt may take. It is cancelled then, wherever
+            it waits, so that nothing is sent again after the server has forgotten the first sending.
         since: when the patience began, by ``time.monotonic``; now by default.
-        failed: called after each attempt that failed, with the wait before the next.
-        problem: why a first attempt failed that the caller has made by itself.
+        failed: called after each failed attempt, with the error and the wait before the next.
+        problem: the error of a first attempt that the caller has already made.
     """
     began = monotonic() if since is None else since
     if problem is None:
@@ -84,7 +84,7 @@ async def resend(
             raise given_up(problem, patience) from problem
         await asyncio.sleep(wait)
         left = None if within is None else began + patience + within - monotonic()
-        if left is not None and left <= 0:  # the process stood still
+        if left is not None and left <= 0:  # the process was paused
             raise given_up(problem, patience) from problem
         try:
             async with asyncio.timeout(left) as end:
@@ -98,7 +98,7 @@ async def resend(
 
 
 def given_up(problem: Exception, patience: float) -> Exception:
-    """The last problem, and for how long it lasted."""
+    """The error to raise at the end: the last problem, and how long it was retried."""
     if isinstance(problem, ServerUnavailable):
         return ServerUnavailable(f"{problem}; gave up after {patience:g} s")
     return problem
@@ -107,19 +107,19 @@ def given_up(problem: Exception, patience: float) -> Exception:
 # -- without an event loop
 
 _latest: ContextVar[float] = ContextVar("latest", default=inf)
-"""Until when, by ``time.monotonic``, a call that was sent before may be sent again."""
+"""The latest instant, by ``time.monotonic``, at which a call may be sent again."""
 
 
 def too_late() -> bool:
     """Whether a call must not be sent any more: the server may have forgotten that it was sent before.
 
-    To be asked right before sending, after all that could take time.
+    Check this right before sending, after everything that could take time.
     """
     return monotonic() > _latest.get()
 
 
 def resend_blocking(call: Callable[[], R], *, patience: float, within: float) -> R:
-    """The same as ``resend`` for a call that holds the thread."""
+    """The same as ``resend``, for a call that blocks the thread."""
     began = monotonic()
     try:
         return call()

@@ -1,4 +1,4 @@
-"""The start-up check: whether this server would lose messages, or let them wait."""
+"""The start-up check: whether this server could lose messages or delay them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def check_server(
     durability: Durability = "memory",
     replicas: int = 1,
 ) -> list[str]:
-    """Look at the server once and say what is wrong with it.
+    """Check the server once and return what is wrong with it.
 
     Args:
-        queries: of the shard.
+        queries: reads the shard.
         mode: ``warn`` logs what is wrong, ``refuse`` raises.
-        private: the server is our own and in memory on purpose.
+        private: the server is a private embedded one, in memory on purpose.
         durability: what produce waits for by default.
-        replicas: how many of them, if it is replicas.
+        replicas: how many replicas it waits for, if *durability* is ``replicated``.
 
     Raises:
         UnsafeServer: the server is too old, or it is unsafe and *mode* is ``refuse``.
@@ -72,9 +72,9 @@ async def check_server(
 
 
 async def check_recovery(queries: Queries, *, lease: float) -> str:
-    """Say what keeps workers from seeing that another one vanished, empty if nothing does.
+    """Return what prevents workers from noticing a vanished worker; empty if nothing does.
 
-    It is no reason to refuse the server: what a vanished worker held is then recovered after its lease.
+    It is no reason to refuse the server: a vanished worker's messages are then recovered after their leases.
     """
     try:
         await queries.own_connection()

@@ -1,4 +1,4 @@
-"""A shard: one server's part of a queue. A queue has one or more; nothing here knows how many."""
+"""A shard: one server's part of a queue. A queue has one or more; a shard does not know how many."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Shard:
     """The keys, the connections and the stores of one server.
 
     Args:
-        url: of the server itself; never ``embedded://``.
-        config: of the queue.
-        number: which shard, or None if the queue has only one.
-        revive: brings an embedded server back that is gone, and returns its URL.
+        url: the URL of the server itself; never ``embedded://``.
+        config: the queue's configuration.
+        number: the shard's number, None if the queue has only one.
+        revive: restarts an embedded server that is gone, and returns its URL.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Shard:
         self._config = config
         self._revive = revive
         self._shared: WeakSet[Connection] = WeakSet()
-        """Those with one user each; when one is told that the server was demoted, all leave."""
+        """The connections from ``new_connection``; if one sees that the server was demoted, all close."""
         self.connection = self.new_connection(0.0)
         self.store = self._store_on(self.connection)
         self._for_operators = self.new_connection(0.0)
         self.operating = self._store_on(self._for_operators)
-        """For what operators read and do: a long reply on its connection holds up nothing else. It is
-        opened when it is first used."""
+        """For operators' reads and actions. It has its own connection, opened on first use, so that a long
+        reply delays nothing else."""
         self._waiting = ConnectionPerCall(
             url,
             timeout=config.socket_timeout,
@@ -64,9 +64,9 @@ class Shard:
         self._stores: dict[Durability, Store] = {"memory": self.store}
 
     def store_for(self, durability: Durability) -> Store:
-        """A store whose produce waits for what *durability* says.
+        """A store whose produce waits for *durability*.
 
-        It has connections of its own: on a shared one, other calls would wait behind each produce.
+        If it has to wait, it has its own connections: on a shared one, other calls would wait behind it.
         """
         if (store := self._stores.get(durability)) is None:
             commands = WAITS[durability](self._waiting, self.keys, self._config)
@@ -74,7 +74,7 @@ class Shard:
         return store
 
     def new_connection(self, longest: float) -> Connection:
-        """A connection of its own for commands that wait up to *longest* seconds."""
+        """A separate connection for commands that wait up to *longest* seconds."""
         connection = Connection(
             self.url,
             timeout=self._config.socket_timeout,
@@ -86,7 +86,7 @@ class Shard:
         return connection
 
     def blocking_store(self, timeout: float) -> tuple[Store, BlockingConnections]:
-        """A store for use by ``run_blocking`` outside the event loop, and its connections.
+        """A store for use with ``run_blocking`` outside the event loop, and its connections.
 
         Args:
             timeout: seconds without an answer after which a connection counts as dead.
@@ -104,9 +104,9 @@ class Shard:
         return Store(commands, self.keys, max_bytes=self._config.max_bytes)
 
     def _leave(self, told: Connection) -> None:
-        """One connection was told that its server is not the primary any more: all others leave it too.
+        """Close all other connections after one saw that the server is no longer the primary.
 
-        Those that only read would never notice, and would take a replica's old data for the truth.
+        Connections that only read would never notice, and would return a replica's outdated data.
         """
         why = "its server is not the primary any more"
         for connection in self._shared:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a connection's socket."""
+"""What the kernel knows about a connection's socket."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def outgoing(sock: Any) -> int:
-    """How many bytes the kernel has still to deliver; 0 where it does not say."""
+    """How many bytes the kernel has not delivered yet; 0 if it cannot tell."""
     try:
         (count,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))
-    except (OSError, ValueError, AttributeError):  # not of this system, or closed
+    except (OSError, ValueError, AttributeError):  # not supported on this system, or closed
         return 0
     return int(count)
 
 
 def forget_unsent(sock: Any) -> None:
-    """Let the kernel drop what it has still to deliver when the socket is closed.
+    """Make the kernel drop undelivered bytes when the socket is closed.
 
-    Else it goes on trying for minutes, and what was given up arrives after all.
+    Otherwise it keeps trying for minutes, and a call that was given up still arrives.
     """
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -38,7 +38,7 @@ Status = TypeVar("Status", bound="IntEnum")
 
 
 class Commands(Protocol):
-    """What the store needs of a connection; ``redis.asyncio.Redis`` has it."""
+    """What the store needs from a connection; ``redis.asyncio.Redis`` has it."""
 
     def execute_command(self, *args: Any) -> Awaitable[Any]:
         """Send one command and return its reply, strings as bytes."""
@@ -48,18 +48,18 @@ class Together(Protocol):
     """Connections on which several commands can be sent in one write."""
 
     async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; what is refused or lost is among the replies."""
+        """Send commands in a row on one connection; refusals and losses are returned among the replies."""
 
 
 class Store:
     """The transitions of one queue's messages on one server.
 
     Args:
-        commands: where the scripts run.
-        keys: which queue.
+        commands: the connection on which the scripts run.
+        keys: the keys of the queue.
         max_bytes: the largest body that may be stored.
         now: the time in µs, for tests; the server's own clock otherwise.
-        scripts: the scripts, for tests of the tests.
+        scripts: replacements for the scripts, to test the tests.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Store:
     async def produce(
         self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
     ) -> list[Stored]:
-        """Store messages and make them pending, all or none of those whose id is free.
+        """Store messages and make them pending: all of those whose id is free, or none.
 
-        A *call* named by a *producer* may be sent again after a lost reply: it is answered, not done
-        again, even if its messages have been completed meanwhile.
+        With *producer* and *call*, a call may be sent again after a lost reply. It gets the same answer and
+        stores nothing again, even if its messages have been completed by then.
         """
         self._check_new(topic, messages, producer, call)
         args: list[Any] = [topic, call, self.max_bytes]
@@ -112,12 +112,12 @@ class Store:
         deliveries = [
             Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
             for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
-            if id_.isascii()  # else nobody could settle it: its lease runs out, and the monitor names it
+            if id_.isascii()  # else it could not be settled: its lease runs out, and the monitor reports it
         ]
         return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
 
     async def start(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
-        """Note that deliveries are about to run, so that a crash is blamed on them."""
+        """Note that deliveries are about to run, so that a crash counts against them."""
         args: list[Any] = []
         for delivery in deliveries:
             args += (delivery.id, delivery.token)
@@ -137,7 +137,7 @@ class Store:
         *,
         lease: float,
     ) -> list[list[Settled] | StoreError]:
-        """Extend deliveries of many topics in one write; what is refused of one is among the answers."""
+        """Extend deliveries of many topics in one write; a topic's refusal is returned among the answers."""
         script = self._scripts["extend_lease"]
         now = self._now() if self._now else ""
         commands = []
@@ -160,11 +160,11 @@ class Store:
         return answers
 
     async def end_leases(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
-        """Let the leases of a vanished worker end now, so that a monitor takes its messages over."""
+        """End the leases of a vanished worker now, so that a monitor takes over its messages."""
         return await self.extend(topic, deliveries, lease=0.0)
 
     async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
-        """Finish deliveries and forget their messages; each id stays taken for the seconds beside it."""
+        """Finish deliveries and forget their messages; each id stays taken for the seconds given with it."""
         args: list[Any] = [topic]
         for delivery, dedup_for in finished:
             args += (delivery.id, delivery.token, _ms(dedup_for))
@@ -187,7 +187,7 @@ class Store:
         return _statuses(Settled, await self._run("release_message", args, topic))
 
     async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
-        """Keep messages as dead: their final bodies (empty: as stored) and why."""
+        """Move messages to the DLQ, with their final bodies (empty: as stored) and the reason."""
         args: list[Any] = [topic]
         for delivery, body, error in dead:
             args += (delivery.id, delivery.token, body, error)
@@ -196,10 +196,10 @@ class Store:
     async def take_over(
         self, limit: int, *, lease: float, holder: str, before: float | None = None
     ) -> Overdue:
-        """Take over, as *holder*, what ran past its deadline.
+        """Take over, as *holder*, the messages that are past their deadline.
 
-        A call that the server sees after *before*, by its own clock in seconds, changes nothing: whatever
-        held it up may have held up the heartbeats of living owners too.
+        A call that arrives after *before* (seconds by the server's clock) changes nothing: what delayed it
+        may have delayed the heartbeats of live owners too.
         """
         bound = "" if before is None else round(before * 1e6)
         args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound)
@@ -215,23 +215,23 @@ class Store:
         return Overdue(int(now) / 1e6, taken, _texts(cleaned), _texts(poisoned), bool(belated))
 
     async def next_delay(self) -> NextDelay:
-        """Say when the first delayed message is due."""
+        """Return when the first delayed message is due."""
         state, *rest = await self._run("get_next_delay_task", ())
         ms, id_ = rest or (0, b"")
         return NextDelay(state.decode(), ms / 1000, _text(id_))
 
     async def promote(self, limit: int = BATCH) -> Promotion:
-        """Make pending what is due."""
+        """Make due messages pending."""
         args = (self.keys.prefix, limit)
         wait, promoted, cleaned, poisoned = await self._run("process_delay_message", args)
         return Promotion(
             None if wait < 0 else wait / 1000, _texts(promoted), _texts(cleaned), _texts(poisoned)
         )
 
-    # -- operators' verbs
+    # -- for operators
 
     async def replay(self, replays: Iterable[Replay]) -> list[Replayed]:
-        """Give dead messages another life."""
+        """Make dead messages pending again."""
         args: list[Any] = [self.keys.prefix]
         for replay in replays:
             died = "" if replay.died_at is None else _ms(replay.died_at)
@@ -239,9 +239,9 @@ class Store:
         return _statuses(Replayed, await self._run("replay_dlq", args))
 
     async def delete_dead(self, ids: Sequence[str], died_at: Sequence[float] = ()) -> int:
-        """Delete dead messages for good and say how many there were.
+        """Delete dead messages for good and return how many there were.
 
-        With the times of death the caller has looked at, one that died again since is kept.
+        With *died_at*, the times of death that the caller read, a message that died again since is kept.
         """
         died: list[Any] = [_ms(instant) for instant in died_at] or [""] * len(ids)
         args = [cell for pair in zip(ids, died, strict=True) for cell in pair]
@@ -259,7 +259,7 @@ class Store:
         return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
 
     async def purge(self, topic: str, limit: int = BATCH) -> tuple[int, int]:
-        """Withdraw up to *limit* pending messages: how many went, how many entries are left."""
+        """Withdraw up to *limit* pending messages; returns how many, and how many entries are left."""
         withdrawn, left = await self._run("purge_topic", (topic, limit), topic)
         return withdrawn, left
 
@@ -273,17 +273,17 @@ class Store:
         return bool(await self._run("resume_topic", (topic,), topic))
 
     async def wake(self, topic: str) -> None:
-        """Pass on a wake token that its taker cannot use."""
+        """Pass on a wake token that the worker took but cannot use."""
         await self._run("wake_topic", (), topic)
 
     async def register_worker(self, worker: str, facts: bytes, *, silence: float) -> int:
-        """Say that a worker lives, or with empty facts that it leaves; forget those silent for long."""
+        """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds."""
         return int(await self._run("register_worker", (worker, facts, _ms(silence))))
 
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
     ) -> list[Examined]:
-        """Say where messages are and what is wrong with them, and mend that if asked to."""
+        """Return where messages are and what is wrong with them; with *mend*, mend that."""
         args: list[Any] = [self.keys.prefix, "mend" if mend else "look", _ms(lease)]
         for suspect in suspects:
             args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback)
@@ -293,7 +293,7 @@ class Store:
             for place, topic, deadline, findings in zip(*[iter(cells)] * 4, strict=True)
         ]
 
-    # -- how a script is run
+    # -- running a script
 
     async def _run(self, name: str, args: Sequence[Any], topic: str = "", producer: str = "") -> Any:
         script = self._scripts[name]
@@ -305,13 +305,13 @@ class Store:
                     "EVALSHA", script.sha, len(keys), *keys, *args, now
                 )
             except NoScriptError:
-                # EVAL loads it too, and needs no right to SCRIPT LOAD.
+                # EVAL also loads the script, and needs no permission for SCRIPT LOAD.
                 return await self.commands.execute_command("EVAL", script.text, len(keys), *keys, *args, now)
         except ResponseError as error:
             raise await self._translated(error, script, keys) from error
 
     async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
-        """The server's refusal in our words. Scripts check before they write, so nothing was written."""
+        """The exception for the server's refusal. Scripts check before they write: nothing was written."""
         text = str(error)
         if "WRONGTYPE Operation" in text:
             wrong = []
@@ -321,7 +321,7 @@ class Store:
                     wrong.append(f"{key} is a {found}, not a {kind}")
             what = "; ".join(wrong) or "a key of the queue has the wrong type"
             return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
-        # Not "OOM": redis-py cuts that word off, and TOOMANY has it in the middle.
+        # Not "OOM": redis-py removes that word, and TOOMANY contains it.
         if "command not allowed when used memory" in text:
             return OutOfMemory(
                 f"{script.name}: the server reached its maxmemory and stores nothing more; "
@@ -331,7 +331,7 @@ class Store:
 
     def _check_new(self, topic: str, messages: Sequence[NewMessage], producer: str, call: str) -> None:
         names = [topic, *[message.id for message in messages]]
-        if call:  # the memory of a call is read word by word, and is nobody else's
+        if call:  # the stored call is read word by word, under a key for this producer only
             names += (producer, call)
         if not are_names(names):
             check_name("topic", topic)
@@ -344,10 +344,10 @@ class Store:
 
 
 def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
-    """Refuse a message that is larger than it may be.
+    """Refuse a message that is larger than *max_bytes*.
 
     Raises:
-        MessageTooLarge: names it, its size and the limit.
+        MessageTooLarge: its text names the message, its size and the limit.
     """
     if len(message.body) > max_bytes:
         raise MessageTooLarge(
@@ -366,7 +366,7 @@ def _lifetime(seconds: float | None) -> int | str:
 
 
 def _text(cell: bytes) -> str:
-    # What stands there may be anybody's bytes; ours are plain names.
+    # Another program may have written any bytes; those from mx-rmq are plain names.
     return cell.decode(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""One connection while it lasts: commands are written at once, replies are resolved in order."""
+"""One open connection: commands are written at once, replies are resolved in order."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _INCOMPLETE: Final = object()
 _LOOKS: Final = 4
-"""How often within the timeout a waiting connection looks whether bytes are still leaving."""
+"""How often per timeout a waiting connection checks whether bytes are still being sent."""
 
 
 class CutShort(ServerUnavailable):
-    """The connection was lost while bytes were still leaving: they may have been too many."""
+    """The connection was lost while bytes were still being sent: there may have been too many."""
 
 
 class Wire(asyncio.Protocol):
     """The transport of an open connection.
 
     Args:
-        stream: what redis-py opened.
-        timeout: seconds without an answer after which the connection is given up.
-        on_demoted: called when the server has said that it is not the primary any more.
+        stream: the stream that redis-py opened.
+        timeout: seconds without an answer after which the connection is closed.
+        on_demoted: called when the server has replied that it is no longer the primary.
     """
 
     def __init__(self, stream: asyncio.StreamWriter, timeout: float, on_demoted: Callable[[], None]) -> None:
         self.lost = False
-        self._owner = stream  # its finalizer would close the transport
+        self._owner = stream  # kept, because its finalizer would close the transport
         self._transport: Any = stream.transport
         self._timeout = timeout
         self._on_demoted = on_demoted
@@ -45,11 +45,11 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._written = 0
         self._left = 0
-        """How many bytes had left, and"""
+        """How many bytes had been sent at the last check."""
         self._leaving = 0
-        """how many had not, when this was last looked at."""
+        """How many written bytes had not been sent at the last check."""
         self._moved_at = 0.0
-        """When something was last heard, or seen to leave."""
+        """When bytes were last received, or last found to have been sent."""
         self._watch: asyncio.TimerHandle | None = None
         self._stream = self._transport.get_protocol()
         self._transport.set_protocol(self)
@@ -72,7 +72,7 @@ class Wire(asyncio.Protocol):
 
     @contextmanager
     def letting_go(self, until: float | None, *replies: asyncio.Future[Any]) -> Iterator[None]:
-        """Wait for replies until an instant, or longer while bytes are moving. The connection is kept."""
+        """Wait for *replies* until an instant, or longer if bytes moved recently. The connection is kept."""
         end = None if until is None else self._loop.call_at(until, self._let_go, replies)
         try:
             yield
@@ -88,13 +88,13 @@ class Wire(asyncio.Protocol):
                     reply.set_exception(ServerUnavailable(why))
 
     def lose(self, why: str) -> None:
-        """Give the connection up; everyone who waits for a reply is told."""
+        """Close the connection; every caller that waits for a reply gets an error."""
         if self.lost:
             return
         self.lost = True
-        leaving = self._outgoing() or self._leaving  # of a closed socket it is no longer known
+        leaving = self._outgoing() or self._leaving  # a closed socket no longer tells
         kind = CutShort if self._waiting and leaving else ServerUnavailable
-        if self._waiting:  # what is given up must not arrive later, when it has been sent again
+        if self._waiting:  # a call that is given up must not arrive after it was sent again
             forget_unsent(self._transport.get_extra_info("socket"))
         self._transport.abort()
         if self._watch is not None:
@@ -105,14 +105,14 @@ class Wire(asyncio.Protocol):
                 future.set_exception(kind(f"the connection was lost: {why}"))
 
     def _outgoing(self) -> int:
-        """How many bytes have not left yet."""
+        """How many bytes have not been sent yet."""
         buffered: int = self._transport.get_write_buffer_size()
         return buffered + outgoing(self._transport.get_extra_info("socket"))
 
     def _look(self) -> None:
-        """Give up if the server has been silent for too long while a command waits for its reply.
+        """Close the connection if the server is silent for too long while a command waits for its reply.
 
-        Not while bytes are leaving: it cannot answer what it has not got yet.
+        Not while bytes are being sent: the server cannot answer what it has not received yet.
         """
         self._watch = None
         if not self._waiting:
@@ -130,7 +130,7 @@ class Wire(asyncio.Protocol):
             self._watch = self._loop.call_at(min(due, now + self._timeout / _LOOKS), self._look)
 
     def data_received(self, data: bytes) -> None:
-        """Resolve the replies that have come."""
+        """Resolve the replies that have arrived."""
         self._moved_at = self._loop.time()
         self._reader.feed(data)
         try:
@@ -149,11 +149,11 @@ class Wire(asyncio.Protocol):
             self.lose(f"the server sent something that is no reply: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side closed, or the network did."""
+        """The server closed the connection, or the network lost it."""
         self._stream.connection_lost(exc)
         self.lose(str(exc) if exc else "closed by the server")
 
 
 def silence(timeout: float) -> str:
-    """How an error says that nothing was heard."""
+    """The error text for a server that did not answer."""
     return f"no answer within {timeout:g} s"

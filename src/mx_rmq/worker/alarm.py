@@ -6,10 +6,10 @@ import asyncio
 
 
 class Alarm:
-    """Rung by anything that happens, waited for by its owner.
+    """Any code may ring it; one coroutine waits for it.
 
-    One rung before the wait begins is not lost. Cheaper than an event with a timeout, which costs a
-    task for each wait.
+    A ring before the wait begins is not lost. It is cheaper than an ``asyncio.Event`` with a timeout,
+    which costs a task for each wait.
     """
 
     def __init__(self) -> None:
@@ -18,13 +18,13 @@ class Alarm:
         self._waiter: asyncio.Future[None] | None = None
 
     def ring(self, *_: object) -> None:
-        """Wake the owner, or keep it from falling asleep."""
+        """End the wait under way, or else the next one."""
         self._rung = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it rings, or for so many seconds."""
+        """Wait until it rings, at most *seconds*."""
         if not self._rung:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(seconds, self.ring)

@@ -1,4 +1,4 @@
-"""When lapsed leases may be taken for abandoned: not right after a time in which no owner could extend."""
+"""When a lapsed lease counts as abandoned: not right after a time in which no owner could extend."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import Overdue
 
 _SETTLING = 1.0
-"""Seconds beyond the longest that a living owner needs to reach the server and extend."""
+"""Seconds added to the longest time that a living owner needs to reach the server and extend."""
 _LOOKS = 20
-"""Calls from which the server's clock is known: the one that travelled fastest says it best."""
+"""Calls from which the server's clock is estimated; the fastest call is the most exact."""
 _NEVER = 0.0
-"""A bound that every take-over misses: it takes nothing over and only shows that the server answers."""
+"""A bound that is always past: the call takes nothing over and only shows that the server answers."""
 
 
 class Calm:
-    """Says until when, by the server's clock, a take-over may be carried out.
+    """Decides until when, by the server's clock, a take-over may be carried out.
 
     A take-over counts as disturbed if the server could not be reached for a while before it, refused it, or
-    got to it much later than it was sent: the server stood still, the network held it back, or the server's
-    clock was put forward. Then leases have lapsed whose owners live. They are given time to extend.
+    carried it out much later than it was sent. In the last case the server stood still, the network delayed
+    the call, or the server's clock was put forward. Leases of living owners have lapsed then. These owners
+    are given time to extend.
     """
 
     def __init__(self, config: Config, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # A keeper of leases extends three times per lease, and one connection attempt may have to end first.
+        # A lease keeper extends three times per lease, and one connection attempt may have to end first.
         self._wait = max(config.lease / 3, config.socket_timeout) + _SETTLING
-        # A healthy lease has two thirds left, so nothing lapses in these.
+        # A healthy lease has two thirds left, so none lapses within these times.
         self._tolerance = max(config.lease / 3, 0.25)
         self._harmless = max(config.lease / 2, 1.0)
         self._ahead: deque[float] = deque(maxlen=_LOOKS)
-        """By how much the server's clock was seen ahead of this one."""
+        """Seconds by which the server's clock was ahead of this one, as measured by the latest calls."""
         self._until = -inf
         self._in_time_given = False
         """Whether the last take-over was sent only to see that the server still answers."""
         self._answered_at = self._clock()
         self._unavailable = False
         self.refused = False
-        """Whether the server refused the last take-over: it may refuse everything that writes."""
+        """Whether the server refused the last take-over; it may refuse all writes."""
 
     @property
     def holding(self) -> bool:
-        """Whether owners are being given time."""
+        """Whether owners are being given time to extend."""
         return self._clock() < self._until
 
     def bound(self) -> float | None:
@@ -67,7 +68,7 @@ class Calm:
         """Note that a take-over failed."""
         if isinstance(error, ServerUnavailable):
             self._unavailable = True
-        elif not isinstance(error, WrongKeyType):  # that stays until someone repairs it
+        elif not isinstance(error, WrongKeyType):  # stays until an operator repairs it
             self.refused = True
 
     def answered(self, sent_at: float, overdue: Overdue) -> None:

@@ -1,4 +1,4 @@
-"""What a handler may know of its message and ask for."""
+"""The context of a handler: what it can read about its message, and what it can ask for."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the producer sent beside the payload."""
+        """The headers that the producer sent with the payload."""
         return self._message.headers
 
     @property
@@ -51,34 +51,34 @@ class Context:
 
     @property
     def token(self) -> str:
-        """Proof of ownership: no two deliveries of a message ever have the same."""
+        """Proof of ownership; no two deliveries of a message have the same token."""
         return self._job.delivery.token
 
     @property
     def fence(self) -> int:
-        """A number that grows with every delivery of this id: after a retry, a replay or a use of it anew.
+        """A number that grows with every delivery of this id: after a retry, a replay or reuse of the id.
 
-        A store that keeps the highest one it has seen can refuse what a late handler writes.
+        A database that keeps the highest fence it has seen can refuse the writes of a late handler.
         """
         return self._job.delivery.fence
 
     @property
     def remaining(self) -> float:
-        """Seconds until the handler is timed out, ``inf`` if it may run for ever."""
+        """Seconds until the handler times out, ``inf`` if it has no timeout."""
         return self._job.deadline - self._job.loop.time()
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when the message belongs to someone else now, so that nothing done here counts."""
+        """Set when the message belongs to another worker; the result of this handler is then ignored."""
         return self._job.lost_event
 
     def extend(self, seconds: float) -> None:
-        """Ask for *seconds* from now instead of what is left of the timeout; works in threads too.
+        """Replace the rest of the timeout by *seconds* from now; works in threads too.
 
-        For a batch it is the time of all.
+        In a batch this applies to all messages.
 
         Raises:
-            LeaseLost: too late, the handler has timed out or the message belongs to someone else.
+            LeaseLost: too late, the handler has timed out or the message belongs to another worker.
         """
         if not is_number(seconds) or not seconds > 0:
             raise refusal("the time for extend()", "seconds > 0", seconds)

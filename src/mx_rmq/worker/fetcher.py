@@ -1,4 +1,4 @@
-"""Fetching: as many messages as there is room for, and a nap on the wake tokens when there are none."""
+"""Fetching: claim as many messages as there is room for; wait for wake tokens when there are none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Fetcher(Service):
     """Claims from one shard.
 
-    A topic is hot while its last claim left entries behind or a token told of new ones. Only hot
-    topics are claimed from; every ``poll`` seconds all are, since a token may be lost.
+    A topic is hot if its last claim left entries behind or a wake token announced new ones. Only hot
+    topics are claimed from. Every ``poll`` seconds all topics become hot, since a token may be lost.
     """
 
     def __init__(self, holdings: Holdings, ready: ReadyJobs, config: Config, worker: str) -> None:
@@ -46,11 +46,11 @@ class Fetcher(Service):
         self._doubtful: set[str] = set()
         """Topics whose last claim got no reply: it may have leased messages that are not in the holdings."""
         self._failed: set[str] = set()
-        """Topics whose last claim was refused; told once."""
+        """Topics whose last claim was refused; each is reported once."""
         self._polled_at = self._loop.time()
 
     def look_at(self, topic: str) -> None:
-        """Claim from a topic at the next opportunity, if it is served here: it has entries."""
+        """Claim from a topic in the next step, if it is served here: the caller knows that it has entries."""
         if topic in self._ready.topics:
             self._heat(topic)
             self.alarm.ring()
@@ -63,13 +63,13 @@ class Fetcher(Service):
         fetched = False
         for topic in list(self._hot):
             room = self._ready.room(self._ready.topics[topic])
-            if room and not self.stopping:  # without room it keeps its place in the line
+            if room and not self.stopping:  # without room the topic keeps its place in the line
                 fetched = await self._claim(topic, room) or fetched
         return 0.0 if fetched else self._config.poll
 
     async def wait(self, seconds: float) -> None:
         """Wait for a token, for room or for the next poll."""
-        # Of a hot topic no token is taken: it is known to have entries, and others may want to know.
+        # Tokens of hot topics are left to other workers: this one knows already that there are entries.
         cold_keys = [
             key for key, topic in self._topic_of.items() if topic not in self._hot and self._has_room(topic)
         ]
@@ -80,7 +80,7 @@ class Fetcher(Service):
                 await self._store.wake(topic)  # for a worker that can use it
 
     async def _claim(self, topic: str, room: int) -> bool:
-        """Claim from one topic; whether there was any entry, be it only a hint."""
+        """Claim from one topic; returns whether messages were claimed or entries are left."""
         work = self._ready.topics[topic]
         try:
             if topic in self._doubtful:
@@ -111,11 +111,11 @@ class Fetcher(Service):
         return bool(jobs) or claim.left > 0
 
     async def _give_back_unknown(self, topic: str) -> None:
-        """Release what is leased to this worker without its knowledge, rather than let the leases run out."""
+        """Release what a claim without a reply leased to this worker, so that no lease has to run out."""
         known = {(job.delivery.id, job.delivery.token) for job in self._holdings.jobs}
         try:
             leases = await Queries(self._store).leases(topic)
-        except ResponseError as error:  # no right to read them; they run out, and claiming goes on
+        except ResponseError as error:  # no right to read leases; they run out, and claiming goes on
             events.emit(events.ClaimNotGivenBack(topic=topic, error=str(error)))
             return
         unknown = [
@@ -136,5 +136,5 @@ class Fetcher(Service):
             self._hot.setdefault(topic)
 
     async def close(self) -> None:
-        """Give up waiting for tokens."""
+        """Stop waiting for tokens."""
         await self._wakeup.close()

@@ -1,7 +1,7 @@
-"""A handler may fork; the child must end with the handler, and never go on as a copy of the worker.
+"""Forks in handlers: the child must exit when the handler ends, and not go on as a copy of the worker.
 
-It shares the sockets and the event loop's poll set with its parent. Whatever it sent or closed there would
-reach the parent's connections.
+The child shares the sockets and the event loop's poll set with its parent. What it sends or closes there
+affects the parent's connections.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 pid = os.getpid()
-"""The process this is; known without asking the system for each message."""
+"""The id of this process, kept here to save a system call per message."""
 
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""The loops in which workers run, and their threads."""
+"""The loops in which workers run, and the thread of each."""
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:
-    """Let a child that is forked in this loop, and comes back to it, end there."""
+    """Make a child that is forked in this loop exit when it returns to the loop."""
     _loops[loop] = threading.get_ident()
 
 
 def leave(error: BaseException | None = None) -> None:
-    """End a forked child as a program ends that returns, exits or fails, without any clean-up."""
+    """Exit a forked child as a program that returns, exits or fails would, but without any clean-up."""
     code = 0
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
@@ -45,7 +45,7 @@ def leave(error: BaseException | None = None) -> None:
 
 
 def _call_first(loop: asyncio.AbstractEventLoop) -> None:
-    """Leave before anything that was ready when the process was forked: it would run in both."""
+    """Call ``leave`` before all callbacks that were ready at the fork: they would run in both processes."""
     ready = getattr(loop, "_ready", None)
     if ready is None:  # not asyncio's own loop
         loop.call_soon(leave)

@@ -1,4 +1,4 @@
-"""Handlers: a function, the topic it serves and how it wants to be run."""
+"""Handlers: a function, the topic it serves and how to run it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ P = TypeVar("P")
 
 
 class Outlet(Protocol):
-    """Where a handler's own ``produce`` goes: its queue."""
+    """The queue to which a handler's own ``produce`` goes."""
 
     @property
     def has_produce_middleware(self) -> bool:
-        """Whether anything is around produce."""
+        """Whether produce has middleware."""
 
     @property
     def produce(self) -> Callable[..., Awaitable[Receipt]]:
@@ -40,7 +40,7 @@ class Outlet(Protocol):
 
 
 class Handler(Generic[P]):
-    """A registered function; still callable as such, and a typed way to produce to its topic."""
+    """A registered function; it can still be called, and has a typed ``produce`` for its topic."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Handler(Generic[P]):
         self.__name__ = getattr(function, "__name__", topic)
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function itself, as in a test of it."""
+        """Call the function itself, for example in a test."""
         return self.function(*args)
 
     async def produce(self, payload: P, **options: Any) -> Receipt:
-        """Produce to the handler's topic what the handler wants; see ``RedisMessageQueue.produce``.
+        """Produce a payload of the handler's type to its topic; see ``RedisMessageQueue.produce``.
 
         Raises:
             InvalidPayload: the handler would not accept it.
@@ -98,7 +98,7 @@ class Handler(Generic[P]):
         return await self._outlet.produce_many(self.topic, accepted, **options)
 
     def _accepted(self, payload: P) -> Any:
-        """A payload that the handler will accept; encoded, unless middleware wants to see it."""
+        """Check that the handler accepts a payload; returns it encoded, or as it is for middleware."""
         encoded = self.payload_type.encode(payload)
         return payload if self._outlet.has_produce_middleware else Encoded(encoded)
 

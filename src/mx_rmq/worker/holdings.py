@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class End(Enum):
-    """Why a running handler is to end before it has."""
+    """Why a job is stopped from outside."""
 
     TIMEOUT = "timeout"
     LOST = "lost"
@@ -33,7 +33,7 @@ class Holdings:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.jobs: set[Job] = set()
-        """Read by the lease keeper's thread too."""
+        """Also read by the lease keeper's thread."""
         self.present_until = inf
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
         self.stood_in = False
@@ -41,7 +41,7 @@ class Holdings:
         self._server_ahead = 0.0
 
     def forget(self, jobs: Iterable[Job]) -> None:
-        """Stop keeping the leases of jobs."""
+        """Drop jobs, so that their leases are not extended any more."""
         self.jobs.difference_update(jobs)
 
     def set_clock(self, server_now: float) -> None:
@@ -90,58 +90,58 @@ class Job:
         self.handler = handler
         self.loop = loop
         self.message: Message | None = None
-        """What was stored, once it has been read."""
+        """The stored message, once it has been read."""
         self.payload: Any = None
         self.deadline = inf
         """When its handler times out, by the loop's clock; the lease is not extended past it."""
         self.claimed_at = claimed_at
         """When the claim was sent, by the loop's clock."""
         self.leased_until = leased_until
-        """When the lease is over at the earliest, by the loop's clock; nothing begins after that."""
+        """When the lease is over at the earliest, by the loop's clock; no handler begins after that."""
         self.started_at = 0.0
         self.took = 0.0
         """How long its handler ran; measured for the events of completed messages only."""
         self.end: End | None = None
         self.verdict: Verdict | None = None
-        """How it ends, from the moment that this is known."""
+        """How it ends, once that is known."""
         self.is_settled = False
-        """Whether the lease keeper's thread has told the server, because the loop hung."""
+        """Whether the lease keeper's thread has settled it, because the loop hung."""
         self._runner: asyncio.Task[Any] | None = None
         self._batch: Sequence[Job] = ()
         self._lost: asyncio.Event | None = None
 
     def begin(self, runner: asyncio.Task[Any] | None, batch: Sequence[Job]) -> None:
-        """The handler is about to be called in *runner*, for this job and the others of its batch."""
+        """Note that the handler is about to be called in *runner*, for this job and the rest of its batch."""
         self._runner = runner
         self._batch = batch
         timeout = self.handler.timeout
         self.deadline = inf if timeout is None else self.started_at + timeout
 
     def finish(self) -> None:
-        """The handler has ended; nothing can stop it any more."""
+        """Note that the handler has ended, so that its runner is not cancelled any more."""
         self._runner = None
         self._batch = ()
         self.deadline = inf
 
     def extend(self, seconds: float) -> None:
-        """Give the handler *seconds* from now; the jobs of a batch share one call, and so its time."""
+        """Give the handler *seconds* from now; the jobs of a batch share one call and its deadline."""
         deadline = self.loop.time() + seconds
         for job in self._batch:
             job.deadline = deadline
 
     def stop(self, end: End) -> None:
-        """End the handler from outside, if it still runs, or before it begins."""
+        """Stop the handler if it runs, or keep it from beginning."""
         if self.end is None:
             self.end = end
             if end is End.LOST and self._lost is not None:
                 self._lost.set()
-            # As long as one job of a batch needs it, the call goes on.
+            # The call goes on as long as one job of its batch needs it.
             if self._runner is not None and all(job.end is not None for job in self._batch):
                 self._runner.cancel()
 
     @property
     def lost_event(self) -> asyncio.Event:
-        """Set when the lease is lost; made when it is first asked for."""
+        """Set when the lease is lost; created on first use."""
         if self._lost is None:
             self._lost = asyncio.Event()
             if self.end is End.LOST:

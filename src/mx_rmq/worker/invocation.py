@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mx_rmq.worker.threads import Threads
 
     Invocation = Callable[[Sequence[Job]], Awaitable[Any]]
-    """Calls a handler for a job, or for a batch of them; what it returns matters only for a batch."""
+    """Calls a handler for a job, or for a batch of them; the result is used only for a batch."""
 
 
 def invocation_of(handler: Handler[Any], threads: Threads, middleware: Sequence[Middleware]) -> Invocation:
-    """The shortest way from jobs to their handler: another coroutine would cost as much as some handlers."""
+    """Build the shortest call of a handler: one more coroutine would cost as much as some handlers."""
     function: Any
     if handler.is_async and not middleware:
         function, takes_context = handler.function, handler.takes_context
@@ -60,7 +60,7 @@ def _plain_call(handler: Handler[Any], threads: Threads) -> Call:
         if handler.is_async:
             return await handler.function(*arguments)
         result = await threads.run(handler.function, arguments)
-        # What a decorator that is no coroutine function makes of an async handler.
+        # Awaitable if a decorator that is not a coroutine function wraps an async handler.
         return await result if inspect.isawaitable(result) else result
 
     return call

@@ -1,7 +1,7 @@
-"""Keeping leases: from a thread with its own connection, so that a busy event loop loses none.
+"""Extends leases from a thread with its own connection, so that a busy event loop loses none.
 
-The thread also stands in for a loop that hangs. Then it gives back what has not begun, and settles what has
-finished; what runs keeps its lease until the timeout of its handler.
+The thread also stands in for an event loop that hangs: it gives back jobs that have not begun, and settles
+jobs that have finished. A running job keeps its lease until the timeout of its handler.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from mx_rmq.worker.settler import Settler
 
 _TICK = 0.5
-"""Seconds between two looks at whether the loop lives, and between two tries while the server is away."""
+"""Seconds between two checks of the loop, and between two attempts while the server is unreachable."""
 _HANG = 1.0
-"""Seconds without a sign of life after which the loop counts as hanging."""
+"""Seconds without a response after which the loop counts as hanging."""
 
 
 class LeaseKeeper:
-    """Extends the leases of everything in hand, three times per lease, all topics in one write.
+    """Extends the leases of all held jobs three times per lease, all topics in one write.
 
     Args:
-        settlers: how the loop settles what the worker holds.
-        ready: what has not begun.
+        settlers: what the worker holds, and how the loop settles it.
+        ready: the jobs that have not begun.
         config: of the queue.
-        loop: whose clock the jobs use, and which may hang.
+        loop: the event loop to watch; the jobs use its clock.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LeaseKeeper:
         self._settlers = settlers
         self._ready = ready
         self._lease = config.lease
-        # A handler without a timeout is let go with its loop, though not after a short hang.
+        # In a loop that hangs longer than this, the lease of a handler without a timeout is not extended.
         self._longest_hang = max(config.patience, 4 * config.lease)
         self._loop = loop
         self._pulse = _Pulse(loop)
@@ -71,11 +71,11 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="mx-rmq-leases", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, patience: float) -> None:
-        """End; returns when the thread has, or after *patience* seconds if the server does not answer."""
+        """End the thread; waits for it at most *patience* seconds, if the server does not answer."""
         self._stopping.set()
         self._thread.join(patience)
 
@@ -83,18 +83,18 @@ class LeaseKeeper:
         third = self._lease / 3
         due = monotonic() + third
         wait = min(third, _TICK)
-        # After a loop that ended without a stop no lease is worth keeping.
+        # If the loop was closed without a stop, no lease is worth extending.
         while not self._stopping.wait(wait) and not self._loop.is_closed():
             try:
                 hangs = self._pulse.hangs()
                 if (began := monotonic()) >= due:
                     lasts = not hangs or began - self._pulse.silent_since < self._longest_hang
                     kept = [keeper.extend(without_timeout=lasts) for keeper in self._keepers]
-                    # Counted from the beginning of the round, so that a slow one delays no other.
+                    # Counted from the beginning of the round, so that a slow round does not delay the next.
                     due = began + (third if all(kept) else min(third, _TICK))
                     if all(kept):
                         self._note_pace(monotonic() - began)
-                if hangs:  # after the leases: where threads compute, every call here takes its time
+                if hangs:  # after the leases: while other threads compute, every call here is slow
                     self._stand_in()
             except Exception as error:
                 events.emit(events.ServiceFailed(service="leases"), error)
@@ -104,20 +104,20 @@ class LeaseKeeper:
             keeper.close()
 
     def _note_pace(self, took: float) -> None:
-        """Say once that the thread hardly gets to run: it shares the interpreter with the handlers."""
+        """Report once that this thread gets too little time: it shares the interpreter with the handlers."""
         slow = took > self._lease / 3
         if slow and not self._slow:
             events.emit(events.LeasesSlow(seconds=round(took, 3), lease=self._lease))
         self._slow = slow
 
     def _stand_in(self) -> None:
-        """Do for a loop that hangs what it cannot do."""
+        """Give back and settle jobs in place of a loop that hangs."""
         silent_since = self._pulse.silent_since
         jobs = self._ready.take_back(monotonic())
         tell(self._loop, self._ready.forget_ready, len(jobs))
         for job in jobs:
             job.verdict = RETURNED
-        tell(self._loop, give_back, self._settlers, jobs)  # done by the loop if it comes back first
+        tell(self._loop, give_back, self._settlers, jobs)  # done by the loop if it recovers first
         done: Counter[str] = Counter()
         for keeper in self._keepers:
             done += keeper.settle(jobs)
@@ -127,16 +127,16 @@ class LeaseKeeper:
 
 
 class _Pulse:
-    """Whether the loop lives: it is asked for a sign, again and again."""
+    """Whether the loop responds: it is asked again and again to run a callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._asked_at: float | None = None
         self.silent_since = 0.0
-        """When the loop was asked for the sign that it has not given; only while it hangs."""
+        """When the loop was asked to run the callback that it has not run; valid only while it hangs."""
 
     def hangs(self) -> bool:
-        """Whether the last sign is overdue; asks for the next one."""
+        """Whether the last callback is overdue; asks for the next one."""
         asked_at = self._asked_at
         if asked_at is None:
             self._asked_at = monotonic()
@@ -150,36 +150,36 @@ class _Pulse:
 
 
 class _Keeper:
-    """The leases of one shard, over a connection of its own."""
+    """Extends the leases on one shard, over its own connection."""
 
     def __init__(self, holdings: Holdings, config: Config, stopping: threading.Event) -> None:
         self._holdings = holdings
         self._lease = config.lease
         self._patience = config.patience
         self._stopping = stopping
-        # Three tries within a lease: a connection that a router forgot must not cost it.
+        # Three attempts within a lease: a connection that a router dropped must not cost the lease.
         timeout = min(config.socket_timeout, max(0.5, config.lease / 3))
         self._store: Store
         self._connections: BlockingConnections
         self._store, self._connections = holdings.shard.blocking_store(timeout)
         self._away = False
         self._failed: set[str] = set()
-        """Topics whose leases could not be extended the last time; said once."""
+        """Topics whose leases could not be extended the last time; each is reported once."""
         self._unsettled: dict[Job, float] = {}
-        """What is to be settled, and since when this was seen."""
+        """Jobs that have a verdict, and when this was first seen."""
 
     def extend(self, *, without_timeout: bool) -> bool:
-        """Extend once what is in hand and has not run past its handler's timeout.
+        """Extend the held jobs once, except those that ran past their handler's timeout.
 
         Args:
-            without_timeout: whether handlers that have no timeout keep their messages too.
+            without_timeout: whether to extend for handlers that have no timeout too.
 
-        Returns False if that failed for a reason that can pass.
+        Returns False if that failed for a reason that may pass.
         """
         chunks = self._chunks(without_timeout)
         if not chunks:
             return True
-        # From before the call: the server's leases may end later, never sooner.
+        # Taken before the call: the server's leases may end later, never sooner.
         until = monotonic() + self._lease
         rows = [(topic, [job.delivery for job in jobs]) for topic, jobs in chunks]
         try:
@@ -194,7 +194,7 @@ class _Keeper:
         lost: list[Job] = []
         may_pass = False
         for (topic, jobs), answer in zip(chunks, answers, strict=True):
-            if isinstance(answer, StoreError):  # of one topic; the others are extended
+            if isinstance(answer, StoreError):  # concerns one topic; the others are extended
                 if topic not in self._failed:
                     events.emit(events.TopicFailed(topic=topic, error=str(answer)))
                 failed.add(topic)
@@ -211,7 +211,7 @@ class _Keeper:
         return not may_pass
 
     def _chunks(self, without_timeout: bool) -> list[tuple[str, list[Job]]]:
-        """What is to be extended, by topic, and at most so many in one call."""
+        """The jobs to extend, by topic, at most ``BATCH`` in one call."""
         now = monotonic()
         by_topic: dict[str, list[Job]] = defaultdict(list)
         unsettled: dict[Job, float] = {}
@@ -231,10 +231,10 @@ class _Keeper:
         ]
 
     def settle(self, given_back: Iterable[Job]) -> Counter[str]:
-        """Settle what the loop has not come to; how many in which way.
+        """Settle jobs with a verdict that the loop has not settled; returns how many by kind of verdict.
 
         Args:
-            given_back: what is released among it, in the order of the claims.
+            given_back: those of them to release, in the order of the claims.
         """
         groups: dict[tuple[type[Verdict], str], list[tuple[Job, Verdict]]] = defaultdict(list)
         here = [job for job in given_back if job.holdings is self._holdings]
@@ -247,9 +247,9 @@ class _Keeper:
             for start in reversed(range(0, len(items), BATCH)):
                 some = items[start : start + BATCH]
                 try:
-                    # What is refused was settled by the loop just before it hung, or is another worker's.
+                    # A refused job was settled by the loop just before it hung, or is another worker's now.
                     run_blocking(settle(self._store, topic, some))
-                except MxRmqError as error:  # tried again at the next look; the leases last for the patience
+                except MxRmqError as error:  # tried again at the next tick; leases last for ``patience``
                     events.emit(
                         events.SettleDelayed(
                             verdict=name_of(kind), topic=topic, messages=len(some), error=str(error)
@@ -269,13 +269,13 @@ class _Keeper:
 
 
 def tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *args: object) -> None:
-    """Have the loop call something, unless it has ended."""
+    """Have the loop call something, unless the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(what, *args)
 
 
 def _lose(jobs: list[Job]) -> None:
-    """Stop the handlers of jobs that belong to another worker now; in the loop's thread."""
+    """Stop the handlers of jobs that belong to another worker now; runs in the loop's thread."""
     for job in jobs:
         if job in job.holdings.jobs:  # else it was settled while the call was under way
             job.stop(End.LOST)

@@ -1,4 +1,4 @@
-"""Monitoring: what ran past its deadline is taken over, and tried again or given up."""
+"""The monitor: takes over messages past their deadline, and retries them or gives them up."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _INTERVAL = 0.5
 _BATCH: Final = 200
 _HOUSEKEEPING: Final = 5.0
 _SHORTEST: Final = 0.5
-"""Seconds that a monitor has at least to settle what it took over."""
+"""The shortest lease of a take-over: seconds in which the monitor can settle it."""
 
 
 class Monitor(Service):
-    """Recovers one shard's messages, and says that this worker lives.
+    """Recovers the messages of one shard, and keeps this worker registered there.
 
     Args:
-        holdings: of which shard.
+        holdings: what the worker holds on the shard.
         config: of the queue.
-        worker: its name.
-        facts: what others may know of it.
+        worker: the worker's name.
+        facts: what the worker publishes about itself.
         retries: the retry policy of each topic that has a handler here.
-        on_recovered: called with a topic in which messages were recovered. The token that tells of them may
-            go to a worker that stands still, and they have waited long enough.
+        on_recovered: called with a topic in which messages were recovered. Their wake token may go to a
+            worker that stands still, and the messages have waited long enough.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Monitor(Service):
         self._config = config
         self._retries = retries
         self._presence = Presence(holdings, config, worker, facts)
-        # A take-over is settled by the next call. If this worker dies in between, others need not wait long.
+        # The next call settles a take-over. If this worker dies in between, others must not wait long.
         self._lease = min(config.lease, max(_SHORTEST, config.lease / 4))
         self._batch = _BATCH
         self._has_looked = False
@@ -71,7 +71,7 @@ class Monitor(Service):
 
     async def step(self) -> float:
         """Take over and settle what is overdue."""
-        if not self._has_looked:  # who is there, before any worker is blamed
+        if not self._has_looked:  # learn which workers are connected before any is blamed
             await self._presence.step(recover=False)
             self._has_looked = True
         overdue = await self._take_over()
@@ -87,7 +87,7 @@ class Monitor(Service):
 
     async def _take_over(self) -> Overdue:
         if self._calm.refused:
-            await self._presence.register()  # raises for as long as the server refuses what writes
+            await self._presence.register()  # raises as long as the server refuses writes
         sent_at = asyncio.get_running_loop().time()
         try:
             overdue = await self._store.take_over(
@@ -117,12 +117,12 @@ class Monitor(Service):
             statuses += await settle(self._store, topic, items)
             if kind is Returned:
                 self._on_recovered(topic)
-        if Settled.STALE in statuses:  # it took too long, as large bodies do over a slow line
+        if Settled.STALE in statuses:  # it took too long, as large bodies do on a slow line
             self._lease = min(self._config.lease, 2 * self._lease)
             self._batch = max(1, self._batch // 2)
 
     def _judge(self, takeover: Takeover, now: float) -> Verdict:
-        """What becomes of a message that ran past its deadline."""
+        """The verdict on a message that ran past its deadline."""
         delivery, previous = takeover.delivery, takeover.previous
         try:
             message = decode_message(delivery.body)
@@ -145,7 +145,7 @@ class Monitor(Service):
         return verdict
 
     async def _keep_house(self) -> None:
-        """Every few seconds: delete dead messages beyond retention."""
+        """Delete dead messages beyond retention, every few seconds."""
         now = asyncio.get_running_loop().time()
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
@@ -158,5 +158,5 @@ class Monitor(Service):
                 )
 
     async def leave(self) -> None:
-        """Say that this worker is gone."""
+        """Remove this worker's registration."""
         await self._presence.leave()

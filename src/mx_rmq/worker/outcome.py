@@ -1,4 +1,4 @@
-"""What becomes of a delivery: every verdict is made here, for runners and monitors alike."""
+"""How deliveries end: every verdict is made here, for runners and for monitors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mx_rmq.retry import Retry
 
 _UNBEGUN: Final = 10
-"""Times the limit of crashes: what is never seen to begin is dead too, after so many lost workers."""
+"""Times ``crash_limit``: after this many lost workers a message that was never seen to begin is dead too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """It failed and runs again after a delay."""
+    """The handler failed; the message runs again after a delay."""
 
     delay: float
     error: str
@@ -35,26 +35,26 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """It goes to the DLQ."""
+    """The message goes to the DLQ."""
 
     death: Death
     body: bytes = b""
-    """Empty if the stored one stays as it is."""
+    """Its new body; empty to keep the stored one."""
     may_quote: bool = False
     """Whether the error's text may quote the payload, so that it must not be logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """It goes back to the head of its lane; no attempt is counted."""
+    """The message goes back to the head of its lane; no attempt is counted."""
 
     body: bytes = b""
-    """Empty if the stored one stays as it is."""
+    """Its new body; empty to keep the stored one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It belongs to another worker now; the server is told nothing."""
+    """The message belongs to another worker now; nothing is sent to the server."""
 
 
 Verdict = Done | Again | Died | Returned | Lost
@@ -72,25 +72,25 @@ class Run(NamedTuple):
     took: float = 0.0
 
 
-# -- it must not run
+# -- the message must not run
 
 
 def unreadable(error: Exception) -> Died:
-    """Its stored bytes are no message."""
+    """The stored bytes are not a message."""
     return Died(_death_by("unparsable", error), may_quote=True)
 
 
 def unfit(error: Exception) -> Died:
-    """Its payload does not fit the handler's type."""
+    """The payload does not fit the handler's type."""
     return Died(_death_by("invalid", error), may_quote=True)
 
 
 def expired(message: Message, body: bytes = b"") -> Died:
-    """Its lifetime is over."""
+    """The message's lifetime is over."""
     return Died(Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over"), body)
 
 
-# -- its handler ended
+# -- the handler ended
 
 
 def succeeded(message: Message) -> Done:
@@ -115,20 +115,20 @@ def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Ag
 
 
 def timed_out(message: Message, run: Run, retry: Retry) -> Again | Died:
-    """The handler was stopped when its time was over."""
+    """The handler was stopped at its timeout."""
     error = TimeoutError(f"the handler was stopped after {run.took:.3g} s, its time was over")
     return failed(message, error, run, retry)
 
 
-# -- its lease ran out
+# -- the lease ran out
 
 
 def lapsed(
     message: Message, run: Run, retry: Retry, crash_limit: int, *, began: bool
 ) -> Again | Died | Returned:
-    """Its worker lives but let the lease run out: a failed attempt, if the message is known to have begun.
+    """The worker lives but let the lease run out: a failed attempt, if the message is known to have begun.
 
-    The first time that is not known. From then on the start is noted, as after a crash.
+    The first time this is not known. From then on the start is noted, as after a crash.
     """
     if not began:
         message.unbegun += 1
@@ -144,7 +144,7 @@ def lapsed(
 def vanished(
     message: Message, run: Run, crash_limit: int, *, began: bool, connection_gone: bool
 ) -> Died | Returned:
-    """Its worker vanished, and the message may have taken it down."""
+    """The worker vanished, and the message may have crashed it."""
     if began or not message.crashes:
         message.crashes += 1
     else:
@@ -154,7 +154,7 @@ def vanished(
 
 
 def _returned(message: Message, run: Run, said: str, crash_limit: int) -> Died | Returned:
-    """Back to its lane, or dead if it has cost too many workers."""
+    """Return the message to its lane, or let it die if too many workers were lost with it."""
     body = _history(message, run, said)
     if message.crashes < crash_limit and message.unbegun < crash_limit * _UNBEGUN:
         return Returned(body)

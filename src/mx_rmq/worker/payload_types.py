@@ -1,4 +1,4 @@
-"""Payload types: what a handler's annotation says, checked on the way in and on the way out."""
+"""Payload types: a handler's annotation, checked when a payload is produced and when it is handled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PayloadType:
-    """Turns stored JSON into what a handler wants; ``Any`` where it does not say."""
+    """Decodes stored JSON as the type that a handler wants; ``Any`` if it has no annotation."""
 
     def __init__(self, wanted: Any = Any) -> None:
         self.wanted = wanted
@@ -30,13 +30,13 @@ class PayloadType:
                 self._decode = msgspec.json.Decoder(wanted).decode
             except (TypeError, msgspec.MsgspecError) as error:
                 raise ConfigError(f"{wanted!r} cannot be a payload: {error}") from error
-        # Such a class is sent as itself; plain values are judged by whether the handler can read them.
+        # For such a class only instances are accepted; for other types, whatever the handler can decode.
         self._is_record = isinstance(wanted, type) and (
             validate is not None or is_dataclass(wanted) or issubclass(wanted, msgspec.Struct)
         )
 
     def decode(self, raw: msgspec.Raw) -> Any:
-        """Read a payload.
+        """Decode a payload.
 
         Raises:
             InvalidPayload: it does not fit the type.
@@ -47,7 +47,7 @@ class PayloadType:
             raise InvalidPayload(f"the payload does not fit {self._name}: {error}") from error
 
     def encode(self, payload: Any) -> msgspec.Raw:
-        """Write a payload, after making sure that the handler will accept it."""
+        """Encode a payload, after checking that the handler will accept it."""
         if self._is_record and not isinstance(payload, self.wanted):
             raise InvalidPayload(
                 f"the payload is a {type(payload).__name__}, but the handler wants {self._name}"
@@ -62,7 +62,7 @@ class PayloadType:
 
 
 def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[PayloadType, bool]:
-    """What a handler's first parameter wants, and whether it has a second one, for the context.
+    """The type of a handler's first parameter, and whether it has a second one, for the context.
 
     Raises:
         ConfigError: the function cannot be a handler.
@@ -88,7 +88,7 @@ def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[Paylo
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of one parameter; what the others' types are called need not be known at run time."""
+    """The type of one parameter; the names in the other annotations need not exist at run time."""
     if parameter.annotation is parameter.empty:
         return Any
     while isinstance(function, partial):

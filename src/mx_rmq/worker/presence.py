@@ -1,4 +1,4 @@
-"""Presence: this worker says that it lives, and sees who does not any more."""
+"""Presence: registers this worker, and detects workers that have vanished."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MONITOR: Final = ".monitor"
 
 
 class _Said(msgspec.Struct):
-    """What a worker said of its connection; anyone may write nonsense."""
+    """What a worker registered about its connection; other programs may have written invalid data."""
 
     server: str = ""
     connection: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)] | None = None
@@ -36,11 +36,11 @@ _NOTHING: Final = _Said()
 
 
 class Presence:
-    """Registers one worker on one shard, and ends the leases of those whose connection is gone.
+    """Registers one worker on one shard, and ends the leases of workers whose connection is gone.
 
-    A client id is never given twice in one run of the server, so a registered connection that the server
-    does not list is gone for good. Its worker has vanished unless it comes back under another one.
-    Where that cannot be seen, the leases alone decide.
+    The server never reuses a client id in one run, so a registered connection that it does not list is
+    gone for good. Its worker has vanished, unless it comes back with another connection. Where connections
+    cannot be listed, only the leases decide.
     """
 
     def __init__(self, holdings: Holdings, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
@@ -50,29 +50,29 @@ class Presence:
         self._queries = Queries(self._store)
         self._worker = worker
         self._grace = config.recovery_grace
-        # A worker that was silent for so long has no lease left.
+        # A worker that has not registered for this long has no lease left.
         self._silence = max(SILENCE, config.lease + _REGISTER)
         self._facts = dict(facts)
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
         self._known = -1
-        """The number of the connection for which the next two hold."""
+        """The number of the connection to which ``_own`` and ``_missing`` belong."""
         self._own: ClientIdentity | None = None
         self._missing: dict[tuple[str, int], float] = {}
         """Workers whose connection is gone, and when this was first seen."""
         self._present: Set[str] = frozenset()
-        """Whose connection was there at the last look."""
+        """Workers whose connection was listed at the last look."""
         self._vanished: dict[str, float] = {}
-        """Who vanished lately, and when; for the history of their messages."""
+        """Workers that vanished recently, and when; for the history of their messages."""
         self._recovers = True
         self._told = False
         self._loop = asyncio.get_running_loop()
 
     async def step(self, *, recover: bool = True) -> bool:
-        """Say that this worker lives if it is time to, and end the leases of those that vanished.
+        """Register this worker if it is time to, and end the leases of workers that vanished.
 
         Args:
-            recover: False while those whose connection is gone may still be on their way back.
+            recover: False while disconnected workers may still be coming back.
 
         Returns whether any lease ended, so that there is something to take over.
         """
@@ -89,14 +89,14 @@ class Presence:
         return False
 
     async def leave(self) -> None:
-        """Say that this worker is gone."""
+        """Remove this worker's registration."""
         await self._store.register_worker(self._worker, b"", silence=self._silence)
 
     def pause(self, most: float) -> float:
         """How long to wait for the next step, at most *most* seconds."""
         if self._grace is None:
             return most
-        most = min(most, self._grace / 2)  # often enough to be sure all the time that others see this one
+        most = min(most, self._grace / 2)  # often enough to know all the time that others see this one
         if not self._missing or not self._recovers:
             return most
         return max(0.0, min(most, min(self._missing.values()) + self._grace - self._loop.time()))
@@ -110,8 +110,8 @@ class Presence:
         return _worker_of(holder) in self._present
 
     async def _identify(self) -> None:
-        """Learn which connection this is, and say it at once."""
-        self._missing.clear()  # who was cut at the same time shall have the whole grace to come back
+        """Learn which connection this is, and have it registered at once."""
+        self._missing.clear()  # workers cut off at the same time get the whole grace to come back
         while True:
             before = self._connection.number
             refusal = None
@@ -119,7 +119,7 @@ class Presence:
                 self._own = await self._queries.own_connection()
             except ResponseError as error:
                 self._own, refusal = None, error
-            if before and before == self._connection.number:  # else they were answered by different ones
+            if before and before == self._connection.number:  # else two connections answered
                 break
         self._known = before
         self._introduce()
@@ -127,13 +127,13 @@ class Presence:
             self._cannot(refusal)
 
     def _introduce(self) -> None:
-        """Say at the next opportunity by which connection others see this worker, if they do."""
+        """Register again soon, with the connection by which others see this worker, if they can."""
         own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
         self._said = msgspec.json.encode(self._facts | own)
         self._said_at = -inf
 
     def _cannot(self, error: ResponseError) -> None:
-        """Leave it to the leases until there is another connection."""
+        """Rely on the leases alone until there is another connection."""
         self._own = None
         self._present = frozenset()
         self._missing.clear()
@@ -143,22 +143,22 @@ class Presence:
             events.emit(events.RecoveryByLease(error=str(error)))
 
     async def register(self) -> None:
-        """Say that this worker lives."""
+        """Register this worker as living."""
         self._said_at = self._loop.time()
         await self._store.register_worker(self._worker, self._said, silence=self._silence)
         self._seen_at(self._said_at)
 
     def _seen_at(self, at: float) -> None:
-        """Note that others saw this worker at an instant, so that none may miss it before a grace is over."""
+        """Note when others saw this worker; for one grace from then, none can take it for vanished."""
         if self._grace is not None and self._connection.number == self._known:
             self._holdings.present_until = inf if self._own is None else at + self._grace
 
     async def _look(self, own: ClientIdentity, grace: float) -> bool:
-        """See whose connection is gone, and since when."""
+        """Find workers whose connection is gone, and recover from those gone for *grace* seconds."""
         asked_at = self._loop.time()
         registered = await self._queries.registered()
         known = registered.get(self._worker) == self._said
-        if not known:  # taken for vanished, or the server was emptied
+        if not known:  # another worker removed it as vanished, or the server was emptied
             await self.register()
         ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
         there = await self._queries.connected({own.id, *ids.values()})
@@ -168,8 +168,8 @@ class Presence:
             raise ResponseError("the server does not list this connection any more")
         if known:
             self._seen_at(asked_at)
-        # From after the first look without it until before the last one: a loop that was busy in between
-        # must not count as another worker's absence.
+        # An absence lasts from the end of the first look without the connection to the start of this look:
+        # time in which this loop was busy must not count as another worker's absence.
         now = self._loop.time()
         gone = {(name, id_) for name, id_ in ids.items() if id_ not in there}
         self._missing = {each: self._missing.get(each, now) for each in gone}
@@ -181,18 +181,18 @@ class Presence:
         return bool(over) and await self._recover({name: registered[name] for name, _ in over})
 
     async def _recover(self, vanished: Mapping[str, bytes]) -> bool:
-        """End the leases of workers now, so that a monitor takes their messages over."""
+        """End the leases of vanished workers now, so that a monitor takes their messages over."""
         held: dict[str, list[Delivery]] = {}
         for topic in await self._queries.topics():
             try:
                 leases = await self._queries.leases(topic)
-            except ResponseError as error:  # of one topic; the others are recovered
+            except ResponseError as error:  # concerns one topic; the others are recovered
                 events.emit(events.TopicFailed(topic=topic, error=str(error)))
                 continue
             for id_, lease in leases.items():
                 if (name := _worker_of(lease.holder)) in vanished:
                     held.setdefault(name, []).append(Delivery(id_, topic, lease.token, b"", inf))
-        # One that has come back since keeps them; what it claims from now on was not seen above.
+        # A worker that has come back since keeps its leases; those it takes from now on were not read above.
         registered = await self._queries.registered()
         for name, facts in vanished.items():
             if registered.get(name) == facts:
@@ -213,12 +213,12 @@ class Presence:
 
 
 def monitor_of(worker: str) -> str:
-    """Who holds what the monitor of a worker took over."""
+    """The holder in leases of messages that the monitor of a worker took over."""
     return worker + _MONITOR
 
 
 def is_monitor(holder: str) -> bool:
-    """Whether a lease is held by the monitor of a worker, and not for a handler."""
+    """Whether a lease is held by the monitor of a worker, not for a handler."""
     return holder.endswith(_MONITOR)
 
 

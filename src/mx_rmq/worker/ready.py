@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mx_rmq.worker.holdings import Job
 
 _MOST_AT_ONCE = 250
-"""Messages in one claim: enough to share its cost, few enough to arrive before the held ones are used up."""
+"""Messages in one claim: enough to share its cost, few enough to arrive before those held are used up."""
 _MOMENT = 1.0
-"""Seconds for which a run that begins alone waits for others, and others for it."""
+"""Seconds for which a run that begins alone waits for others to end, and others then wait for it."""
 _MOST_WAKING = 4
-"""Runners woken at a time; each that finds more to do than itself can wakes others. If handlers wait for
-nothing a few runners do it all, and waking the others would cost more than the handlers."""
+"""Runners woken at a time; a runner that finds more work than it can do wakes others. If handlers never
+wait, a few runners do all the work, and waking the others would cost more than the handlers."""
 
 
 class TopicWork:
@@ -36,7 +36,7 @@ class TopicWork:
         self.runs = 0
         """Handler calls under way."""
         self.queued = False
-        """Whether the topic is in the line of those that could run now."""
+        """Whether the topic is in the line of topics that could run now."""
         self.ripe = False
         """Whether a batch has waited long enough to run though it is not full."""
         self.lingering: asyncio.TimerHandle | None = None
@@ -77,7 +77,7 @@ class ReadyJobs:
         self._standing = 0
         """Runs that begin alone, or wait to."""
         self._watchers: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        """What must become true when runs end, and the future that is resolved then."""
+        """Conditions that become true when runs end, and the future to resolve then."""
 
     # -- jobs
 
@@ -104,7 +104,7 @@ class ReadyJobs:
             with suppress(IndexError):
                 while len(jobs) < batch:
                     jobs.append(ready.popleft())
-        if topic.lingering is not None:  # what is left lingers for a time of its own
+        if topic.lingering is not None:  # the jobs that are left linger for a time of their own
             topic.lingering.cancel()
             topic.lingering = None
         topic.runs += 1
@@ -131,8 +131,9 @@ class ReadyJobs:
     async def alone(self) -> AsyncIterator[None]:
         """Let the run that asks be the only one while it begins.
 
-        A moment is waited for the others to end, and a moment later others may begin: what takes a
-        process down mostly does so at once, and many messages may have to begin alone.
+        It waits up to ``_MOMENT`` seconds for the others to end; ``_MOMENT`` seconds later others may
+        begin. A message that crashes a process mostly does so at once, and many messages may have to
+        begin alone.
         """
         self._standing += 1
         leaving = ExitStack()
@@ -151,7 +152,7 @@ class ReadyJobs:
         self._standing -= 1
 
     def finished(self, topic: TopicWork, count: int) -> None:
-        """Free what ``take`` gave."""
+        """End a run that ``take`` began, of *count* jobs."""
         topic.runs -= 1
         self._runs -= 1
         topic.pace.finished += count
@@ -169,7 +170,7 @@ class ReadyJobs:
         await self._until(lambda: self._runs == 0)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that becomes true when runs end."""
+        """Wait for a condition that becomes true when runs end."""
         if not condition():
             watcher = (condition, self._loop.create_future())
             self._watchers.append(watcher)
@@ -198,22 +199,22 @@ class ReadyJobs:
         return jobs
 
     def take_back(self, claimed_before: float) -> list[Job]:
-        """Take the ready jobs of every topic whose first one was claimed before an instant, in their order.
+        """Take the ready jobs, in order, of every topic whose first one was claimed before an instant.
 
-        A topic that lingers may hold its jobs for so much longer. Also called by the lease keeper's thread:
-        each job is popped either here or in ``take``, never in both. The caller reports the number to
+        A topic with ``linger`` may hold its jobs that much longer. The lease keeper's thread calls this
+        too: each job is popped either here or in ``take``, never in both. The caller passes the number to
         ``forget_ready``.
         """
         jobs: list[Job] = []
         for topic in self.topics.values():
             with suppress(IndexError):  # the other thread was faster
                 if topic.ready and topic.ready[0].claimed_at + topic.handler.linger < claimed_before:
-                    topic.pace.prefetch = 0  # what was held ready was too much
+                    topic.pace.prefetch = 0  # too much was held ready
                     jobs += _emptied(topic)
         return jobs
 
     def forget_ready(self, count: int) -> None:
-        """Count jobs out that were taken back; in the loop's thread."""
+        """Subtract jobs that were taken back; runs in the loop's thread."""
         self._ready -= count
 
     def _enqueue(self, topic: TopicWork) -> None:
@@ -241,14 +242,14 @@ class ReadyJobs:
     # -- room
 
     def on_room(self, tell: Callable[[], None]) -> None:
-        """Have *tell* called whenever there may be room for more."""
+        """Call *tell* whenever there may be room for more."""
         self._room_listeners.append(tell)
 
     def room(self, topic: TopicWork) -> int:
-        """How many messages of a topic could be taken in; what is held beyond the next runs, by the quarter.
+        """How many more messages of a topic to claim; the prefetch is refilled when a quarter of it is used.
 
-        The ready jobs of other topics take up runs only as far as they are about to start. Those that
-        wait for their batch to fill, or for their own topic's limit, must keep no other topic waiting.
+        The ready jobs of other topics take up runs only if they are about to start. Those that wait for
+        their batch to fill, or for their own topic's limit, must not make another topic wait.
         """
         topic.pace.measure(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
@@ -267,7 +268,7 @@ class ReadyJobs:
 
 
 def _emptied(topic: TopicWork) -> list[Job]:
-    """The ready jobs of a topic, which are taken from it one by one: another thread may do the same."""
+    """Take the ready jobs of a topic, one by one, since another thread may do the same."""
     jobs: list[Job] = []
     with suppress(IndexError):
         while True:

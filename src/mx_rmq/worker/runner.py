@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from mx_rmq.worker.threads import Threads
 
 _TURNS = 16
-"""Runs after which a runner lets others have the loop, should handlers never wait for anything: few enough
-for claims and settlements to leave while the next handlers run."""
+"""Runs after which a runner yields to the loop, even if its handlers never wait. Few enough for claims and
+settlements to be sent while the next handlers run."""
 
 
 class Runner:
-    """Takes ready jobs for ever; a worker runs it in as many coroutines as handlers may run.
+    """Runs ready jobs; a worker starts ``run`` in as many tasks as handlers may run at once.
 
     Args:
         ready: where jobs come from.
         settlers: where verdicts go.
         threads: for plain functions.
         config: of the queue.
-        worker: its name.
+        worker: the worker's name.
         middleware: around every handler.
-        ending: whether the runners shall end.
+        ending: returns whether the runners must end.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Runner:
         }
 
     async def run(self) -> None:
-        """Run jobs until the worker ends; whatever a handler does, its runner goes on."""
+        """Run jobs until the worker ends; nothing that a handler does ends its runner."""
         task = asyncio.current_task()
         assert task is not None
         turns = 0
@@ -93,7 +93,7 @@ class Runner:
                     await self._run(call, fit, task)
             except Exception as error:
                 events.emit(events.RunnerFailed(topic=work.handler.topic), error)
-                for job in jobs:  # their leases run out, and the monitor sees to them
+                for job in jobs:  # their leases run out, and a monitor takes them over
                     job.holdings.forget([job])
             finally:
                 self._ready.finished(work, len(jobs))
@@ -102,11 +102,11 @@ class Runner:
             turns += 1
 
     async def _shake_off(self, task: asyncio.Task[Any]) -> None:
-        """Take back what cancelled this task: it was meant for a handler, unless the worker ends."""
+        """Undo the cancellation of this task: it was meant for a handler, unless the worker ends."""
         if self._ending():
             raise asyncio.CancelledError
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # a request that has not struck yet does here
+            await asyncio.sleep(0)  # a pending cancellation is raised here
         while task.cancelling():
             task.uncancel()
 
@@ -115,7 +115,7 @@ class Runner:
     def _open(self, jobs: list[Job]) -> tuple[list[Job], bool]:
         """Read the messages and settle those that must not run.
 
-        Returns the others, and whether one of them was leased before without an end: should that happen
+        Returns the others, and whether one of them was leased before and never settled. If that happens
         again, it matters whether it had begun.
         """
         now = self._loop.time()
@@ -133,9 +133,9 @@ class Runner:
         return fit, suspect
 
     def _read(self, job: Job, now: float) -> Verdict | None:
-        """Read a message and its payload; a verdict if it must not run."""
+        """Read a message and its payload; returns a verdict if it must not run."""
         job.started_at = now
-        if job.leased_until <= now:  # this process stood still: another may have run it to its end
+        if job.leased_until <= now:  # this process stood still: another may have finished it
             job.stop(End.LATE)
         if job.end is not None:
             return _abandoned(job.end)
@@ -165,13 +165,13 @@ class Runner:
         if fork.pid != self._pid:
             fork.leave(ends[0] if ends else None)
         if task.cancelling() and jobs[0].end is None and self._ending():
-            raise asyncio.CancelledError  # the program ends; nothing is left that could settle
+            raise asyncio.CancelledError  # the program ends; nothing can be settled any more
         for n, job in enumerate(jobs):
             job.finish()
             self._settle(job, self._judge(job, None if ends is None else ends[n]))
 
     def _judge(self, job: Job, error: BaseException | None) -> Verdict:
-        """What becomes of a job whose handler ended like this."""
+        """The verdict on a job whose handler returned, or ended with *error*."""
         message, end = job.message, job.end
         assert message is not None
         if end is None and error is None:
@@ -187,16 +187,17 @@ class Runner:
         return outcome.failed(message, error, run, job.handler.retry)
 
     def _settle(self, job: Job, verdict: Verdict) -> None:
-        if job in job.holdings.jobs:  # else the worker has stopped, and gave it up
+        if job in job.holdings.jobs:  # else the worker has stopped and given it up
             announce(job.delivery, verdict)
             self._settlers[job.holdings].put(job, verdict)
 
-    # -- what may have taken workers down
+    # -- messages that may have crashed workers
 
     async def _run_with_care(self, call: Invocation, jobs: list[Job], task: asyncio.Task[Any]) -> None:
-        """Run what may have taken workers down, or may be another worker's by now, noting that it begins.
+        """Run jobs that may have crashed workers or may be another worker's by now; note their start first.
 
-        If another crash would be its last it begins alone, so that it dies of no other message's crash.
+        A message that one more crash would send to the DLQ begins alone, so that no other message's crash
+        counts against it.
         """
         crashes = max(job.message.crashes if job.message else 0 for job in jobs)
         last_chance = crashes > 0 and crashes + 1 >= self._config.crash_limit
@@ -222,7 +223,7 @@ class Runner:
             start = partial(holdings.shard.store.start, topic, [job.delivery for job in suspects])
             try:
                 statuses = await resend(start, patience=self._config.patience if doubt else 0.0)
-            except MxRmqError as error:  # then a crash is not blamed on it
+            except MxRmqError as error:  # then a crash does not count against them
                 events.emit(events.StartNotNoted(topic=topic, error=str(error)))
                 for job in suspects if doubt else ():
                     job.stop(End.LATE)
@@ -235,11 +236,11 @@ class Runner:
 def _in_doubt(job: Job) -> bool:
     """Whether other workers may have taken this one for vanished when the job was opened.
 
-    It stood still, say, just after it had lost its connection. Then they took its messages over.
+    For example, it stood still just after it had lost its connection. They took its messages over then.
     """
     return job.holdings.present_until <= job.started_at
 
 
 def _abandoned(end: End) -> Verdict:
-    """A handler was stopped from outside, or never begun."""
+    """The verdict on a job that was stopped from outside, or never began."""
     return LOST if end is End.LOST else RETURNED

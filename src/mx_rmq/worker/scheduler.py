@@ -1,4 +1,4 @@
-"""Scheduling: messages that are due become pending, at their time."""
+"""The scheduler: makes delayed messages pending when they are due."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from mx_rmq.storage.shard import Shard
 
 _LONGEST = 5.0
-"""Seconds after which it looks even if nothing says that there is work."""
+"""Seconds after which it looks even if no wake token arrives."""
 
 
 class Scheduler(Service):
-    """Promotes what is due on one shard; sleeps exactly until the next is, or until woken."""
+    """Promotes due messages on one shard; sleeps exactly until the next is due, or until woken."""
 
     def __init__(self, shard: Shard) -> None:
         super().__init__("scheduler")
@@ -25,16 +25,16 @@ class Scheduler(Service):
         self._wakeup = Wakeup(shard, self.alarm, _LONGEST)
 
     async def step(self) -> float:
-        """Promote what is due now; returns when the next is."""
+        """Promote the messages that are due; returns the seconds until the next one is."""
         promotion = await self._store.promote()
         for id_ in promotion.poisoned:
             emit(MessagePoisoned(id=id_, place="delayed"))
         return _LONGEST if promotion.wait is None else min(promotion.wait, _LONGEST)
 
     async def wait(self, seconds: float) -> None:
-        """Wait, or until a message is delayed that is due earlier."""
+        """Wait, but only until a message arrives that is due earlier."""
         await self._wakeup.wait(self._keys, seconds)
 
     async def close(self) -> None:
-        """Give up waiting for tokens."""
+        """Stop waiting for tokens."""
         await self._wakeup.close()

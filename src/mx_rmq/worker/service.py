@@ -1,4 +1,4 @@
-"""The loop that the worker's services share: a step, then a wait, whatever goes wrong."""
+"""The loop that the worker's services share: a step, then a wait. No error ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mx_rmq.worker.alarm import Alarm
 
 
 class Service(ABC):
-    """Something that goes on until it is told to stop; subclasses have one ``step``."""
+    """A loop that runs until it is told to stop; subclasses implement ``step``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -20,7 +20,7 @@ class Service(ABC):
         self.stopping = False
 
     def stop(self) -> None:
-        """Let the step under way be the last one."""
+        """End after the step under way."""
         self.stopping = True
         self.alarm.ring()
 
@@ -29,17 +29,17 @@ class Service(ABC):
         """Do what there is to do now; returns how many seconds to wait before the next step."""
 
     async def wait(self, seconds: float) -> None:
-        """Wait between two steps, but not longer than until told to stop."""
+        """Wait between two steps; ends early when the service is told to stop."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not self.stopping and (left := until - loop.time()) > 0:
             await self.alarm.wait(left)
 
     async def close(self) -> None:  # noqa: B027 - most services have nothing to free
-        """Free what the service has of its own."""
+        """Free the service's own resources."""
 
     async def run(self) -> None:
-        """Step and wait until stopped. An error is told and waited out; it never ends the service."""
+        """Step and wait until stopped. An error is reported and waited out; it never ends the service."""
         errors = GrowingWait()
         away = False
         try:
@@ -49,7 +49,7 @@ class Service(ABC):
                     if seconds > 0 and not self.stopping:
                         await self.wait(seconds)
                 except (ServerUnavailable, ConfigError, StoreError) as error:
-                    # Also what the server refuses can pass: a full disk, a changed password, a lacking right.
+                    # A refusal may pass too: a full disk, a changed password, a missing right.
                     if not away:
                         events.emit(events.ServerUnavailable(service=self.name, error=str(error)))
                     away = True

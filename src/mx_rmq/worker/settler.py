@@ -1,4 +1,4 @@
-"""Settling: every verdict becomes part of a script call, many verdicts at a time."""
+"""Settling: verdicts are sent to the server in script calls, many in one call."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Kind = type[Verdict]
 
 
 class Held(Protocol):
-    """A job of a runner, or what a monitor took over."""
+    """A job of a runner, or a message that a monitor took over."""
 
     @property
     def delivery(self) -> Delivery:
-        """What is to be settled."""
+        """The delivery to settle."""
 
 
 async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]) -> list[Settled]:
-    """Tell the server how deliveries end, all by the same kind of verdict."""
+    """Settle deliveries on the server; all have the same kind of verdict."""
     match items[0][1]:
         case Done():
             done = cast("Sequence[tuple[Held, Done]]", items)
@@ -60,12 +60,12 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
 
 
 class Settler:
-    """Ends deliveries on one shard. No caller waits for it: a lost lease is logged, not raised.
+    """Settles deliveries on one shard. No caller waits for it: a lost lease is logged, not raised.
 
     Args:
         holdings: what the worker holds there.
-        patience: how long to try while the server is away or refuses; after that the lease runs out and
-            the message is delivered again.
+        patience: how long to try while the server is unreachable or refuses; after that the lease runs
+            out and the message is delivered again.
     """
 
     def __init__(self, holdings: Holdings, patience: float) -> None:
@@ -76,7 +76,7 @@ class Settler:
         self._giving_back: set[asyncio.Task[None]] = set()
 
     def put(self, job: Job, verdict: Verdict) -> None:
-        """Settle a job with others of its kind."""
+        """Settle a job together with others of its topic and kind of verdict."""
         job.verdict = verdict
         kind, topic = type(verdict), job.delivery.topic
         batcher = self._batchers.get((kind, topic))
@@ -86,7 +86,7 @@ class Settler:
         batcher.put((job, verdict))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Release jobs that never started, so that each topic's first one is first again."""
+        """Release jobs that never started; each topic's first job is first in its lane again."""
         by_topic: dict[str, list[Item]] = defaultdict(list)
         for job in jobs:
             job.verdict = RETURNED
@@ -97,8 +97,8 @@ class Settler:
             task.add_done_callback(self._giving_back.discard)
 
     async def _give_back(self, topic: str, items: list[Item]) -> None:
-        for start in reversed(range(0, len(items), BATCH)):  # each call puts its own first
-            with suppress(MxRmqError):  # an event told of it; their leases run out
+        for start in reversed(range(0, len(items), BATCH)):  # last batch first: each goes to the head
+            with suppress(MxRmqError):  # already reported as an event; their leases run out
                 await self._settle(topic, items[start : start + BATCH])
 
     async def drained(self) -> None:
@@ -126,7 +126,7 @@ class Settler:
                 call = partial(settle, self._store, topic, unsettled)
                 statuses = await resend(call, patience=self._patience, passes=_may_pass)
                 _tell(unsettled, statuses)
-        except Exception as error:  # whatever it is: a lease must not be kept for ever
+        except Exception as error:  # any error: the leases must not be extended without end
             events.emit(
                 events.SettleFailed(
                     verdict=name_of(type(items[0][1])),
@@ -142,7 +142,7 @@ class Settler:
 
 
 def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
-    """Tell of a message that failed; *previous* held it, if a monitor took it over."""
+    """Emit the event of a message that failed; *previous* held it, if a monitor took it over."""
     topic, id_ = delivery.topic, delivery.id
     if isinstance(verdict, Died):
         death = verdict.death
@@ -154,12 +154,12 @@ def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
 
 
 def name_of(kind: Kind) -> str:
-    """What events call a kind of verdict."""
+    """The name of a kind of verdict in events."""
     return kind.__name__.lower()
 
 
 def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
-    """Tell of completed messages where anything listens, and of lost leases."""
+    """Emit events of completed messages, if anything listens, and of lost leases."""
     completions = events.heard(events.MessageCompleted)
     for (job, verdict), status in zip(items, statuses, strict=True):
         if status is Settled.DONE:
@@ -172,9 +172,9 @@ def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether a refusal can end by itself: a full disk, a lacking right, a password that was changed.
+    """Whether an error may pass: a full disk, a missing right, a changed password.
 
-    A key of the wrong type stays so until someone repairs it.
+    A key of the wrong type stays wrong until an operator repairs it.
     """
     return isinstance(error, MxRmqError) and not isinstance(error, WrongKeyType)
 

@@ -1,4 +1,4 @@
-"""Giving back what waits too long for a runner, so that an idle worker elsewhere gets it."""
+"""Gives back jobs that wait too long for a runner, so that an idle worker elsewhere gets them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 _INTERVAL: Final = 0.1
 _LONGEST: Final = 0.5
-"""Seconds for which a message is held ready; longer only while it lingers for its batch."""
+"""Most seconds that a message is held ready; longer only while it lingers for its batch."""
 
 
 class Surplus:
-    """Looks several times a second at what is held ready.
+    """Checks several times a second the jobs that are held ready.
 
-    How much is held follows the pace of the handlers, and a pace may change at once: behind a handler
-    that takes long, what was fetched for quick ones would wait although another worker is idle.
+    How many are held follows the pace of the handlers, and that may change suddenly. Jobs that were
+    fetched for quick handlers would then wait behind a slow one although another worker is idle.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Surplus:
         self._next = loop.call_later(_INTERVAL, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._next.cancel()
 
     def _look(self) -> None:

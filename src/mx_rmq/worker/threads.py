@@ -1,4 +1,4 @@
-"""Plain functions run in threads, and can be ended there."""
+"""Runs plain functions in threads, where they can be ended."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Ended(BaseException):
-    """Raised inside a thread whose handler is to end; no ``except Exception`` stops it."""
+    """Raised inside a thread to end its handler; ``except Exception`` does not catch it."""
 
 
 class Threads:
     """A thread for every plain function that runs.
 
-    Not an executor: one function that hangs in a C call would cost it a thread for ever, and keep the
-    program from ending.
+    Not an executor: a function that hangs in a C call would take one of its threads permanently, and keep
+    the program from exiting.
 
     Args:
-        patience: how long an ended function may take to leave; a C call cannot be interrupted.
+        patience: how long an ended function may take to return; a C call cannot be interrupted.
     """
 
     def __init__(self, patience: float) -> None:
@@ -37,7 +37,7 @@ class Threads:
         self._closed = False
 
     async def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a function in a thread; cancelling this coroutine ends it there, and waits for that."""
+        """Call a function in a thread; cancelling this coroutine ends the function and waits for its end."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Outcome] = loop.create_future()
         thread = self._idle.pop() if self._idle else _Thread()
@@ -71,7 +71,7 @@ class Threads:
 
 
 class _Thread:
-    """A thread that makes one call after the other; a daemon, so that none keeps the program alive."""
+    """A thread that makes one call after the other; a daemon, so that it does not keep the program alive."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -91,7 +91,7 @@ class _Thread:
                 fork.leave(result[1])
             try:
                 call.report(result)
-            except RuntimeError:  # the loop is closed, nobody waits any more
+            except RuntimeError:  # the loop is closed; the result is not needed any more
                 return
             del call, result
 
@@ -111,7 +111,7 @@ class _Call:
         self._ended = False
 
     def outcome(self) -> Outcome:
-        """What the function returns, or raises; leaves nothing behind that could strike the thread later."""
+        """What the function returns or raises; no ``Ended`` is left to be raised in the thread later."""
         try:
             self._enter()
             try:
@@ -137,7 +137,7 @@ class _Call:
     def _leave(self) -> None:
         with self._lock:
             self._thread = None
-            if self._ended:  # it may still be on its way, and would strike whatever runs here next
+            if self._ended:  # Ended may still be pending, and would be raised in the next call
                 _raise_in(threading.get_ident(), None)
 
 

@@ -1,6 +1,6 @@
-"""Timeouts: one look at everything that runs, several times within the shortest timeout.
+"""Timeouts: all running jobs are checked several times within the shortest timeout.
 
-A timer per message would cost more than many handlers do.
+A timer per message would cost more than many handlers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FINEST, _COARSEST = 0.005, 0.1
 
 
 class Timeouts:
-    """Ends handlers that run past their deadline, which they may move."""
+    """Stops handlers that run past their deadline; handlers may move the deadline."""
 
     def __init__(
         self, holdings: Sequence[Holdings], timeouts: Iterable[float | None], loop: asyncio.AbstractEventLoop
@@ -31,7 +31,7 @@ class Timeouts:
         self._next = loop.call_later(self._interval, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._next.cancel()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a wake token, without ever dropping one."""
+"""Waits for wake tokens without losing one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mx_rmq.worker.alarm import Alarm
 
 _BLIND: Final = 0.1
-"""How often to look, in seconds, while the tokens cannot be waited for."""
+"""Seconds between two looks while waiting for tokens fails."""
 
 
 class Wakeup:
     """A blocking pop on a connection of its own.
 
     The server's own timeouts are coarse (a tenth of a second), so waiting is timed here: the pop
-    stays under way when a wait ends early, and a later wait goes on with it.
+    stays under way when a wait ends early, and a later wait continues with it.
     """
 
     def __init__(self, shard: Shard, alarm: Alarm, longest: float) -> None:
@@ -35,14 +35,14 @@ class Wakeup:
         self._answer: asyncio.Future[Any] | None = None
         self._failed = False
         self._client: tuple[int, int] | None = None
-        """The connection, and its number on the server."""
+        """The number of the connection, and its client id on the server."""
         self._may_unblock = True
 
     async def wait(self, keys: Collection[str], seconds: float) -> Collection[str]:
-        """Wait for a token at any of *keys*, for *seconds* or until the alarm rings; returns where to look.
+        """Wait for a token at any of *keys*, for *seconds* or until the alarm rings; returns keys to look at.
 
-        An earlier pop that is still under way is waited for too. If it does not cover all the keys it
-        is ended for a new one.
+        An earlier pop that is still under way is waited for too. If it does not cover all the keys, it
+        is ended and replaced by a new one.
         """
         if self._answer is not None and not self._keys.issuperset(keys):
             if not await self._unblock():
@@ -58,7 +58,7 @@ class Wakeup:
             known = not self._may_unblock or (
                 self._client is not None and self._client[0] == self._connection.number
             )
-            # A future of its own: redis-py may swallow the cancellation of the task that connects.
+            # A separate future: redis-py may swallow the cancellation of the task that connects.
             self._answer = asyncio.ensure_future(self._pop(keys) if known else self._identify_and_pop(keys))
             self._answer.add_done_callback(self._alarm.ring)
         await self._alarm.wait(seconds)
@@ -80,7 +80,7 @@ class Wakeup:
         return self._connection.execute_command("BLPOP", *keys, self._longest)
 
     async def _identify_and_pop(self, keys: Collection[str]) -> Any:
-        """Learn on a new connection by which number the server can end the pop, then pop."""
+        """On a new connection, learn the client id by which the pop can be ended, then pop."""
         try:
             number = await self._connection.execute_command("CLIENT", "ID")
             self._client = self._connection.number, number
@@ -96,14 +96,14 @@ class Wakeup:
             return False
         try:
             await self._commands.execute_command("CLIENT", "UNBLOCK", client[1])
-        except ResponseError:  # the user has no right to
+        except ResponseError:  # the user has no right to do that
             self._may_unblock = False
             return False
         await asyncio.wait([answer], timeout=_BLIND)
         return answer.done()
 
     async def close(self) -> None:
-        """Give the pop up."""
+        """Close the connection and cancel the pop."""
         await self._connection.close()
         if self._answer is not None:
             self._answer.cancel()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mx_rmq.worker.service import Service
 
 _LAST_WORDS = 1.0
-"""How long a handler that is told to stop may take to do so."""
+"""Seconds that a handler may take to end after it is told to stop."""
 
 
 class Worker:
@@ -47,9 +47,9 @@ class Worker:
         if not handlers:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
         self._config = config
-        # Made here, not in the configuration, which forked processes share: a lease names its one holder.
-        # Long, so that a lease has more than 64 bytes: below that the server would keep a few hundred of
-        # them in one packed list, and search it from its start for each.
+        # Made here, because forked processes share the configuration and a lease must name one holder.
+        # Long, so that a lease has more than 64 bytes: the server keeps shorter ones, up to a few hundred,
+        # in one packed list, and searches it from its start for each.
         self.name = f"{config.worker_name}.{os.getpid()}.{uuid4().hex[:22]}"
         self._settlers = {
             holdings: Settler(holdings, config.patience) for holdings in [Holdings(shard) for shard in shards]
@@ -83,10 +83,10 @@ class Worker:
         events.emit(events.WorkerStarted(worker=self.name, topics=sorted(self._ready.topics)))
 
     async def stop(self) -> None:
-        """End in order: start no more, let handlers finish within the grace, give back the rest.
+        """Stop: start no more jobs, let handlers finish within the grace, give back the rest.
 
-        If the server is away, what is not settled by the end of the grace is given up: its lease runs
-        out, and it is delivered again. Nothing else takes longer than ``socket_timeout``.
+        If the server is unreachable, jobs that are not settled by the end of the grace are given up: their
+        leases run out, and they are delivered again. No other step takes longer than ``socket_timeout``.
         """
         until = asyncio.get_running_loop().time() + self._config.stop_grace
         self._ready.close()
@@ -109,11 +109,11 @@ class Worker:
         events.emit(events.WorkerStopped(worker=self.name))
 
     def _ending(self) -> bool:
-        """Whether the runners shall end: after a stop, or because the program cancels all its tasks."""
+        """Whether the runners must end: after a stop, or because the program cancels all its tasks."""
         return self._over or any(task.cancelling() for task in self._tasks.values())
 
     def hurry(self) -> None:
-        """Do not wait for the grace to end: running handlers are stopped now."""
+        """Stop running handlers now, without waiting for the grace to end."""
         self._hurry.set()
 
     async def _finish_running(self, until: float) -> None:
@@ -123,7 +123,7 @@ class Worker:
         if not idle.done():
             running = [job for holdings in self._holdings for job in holdings.jobs]
             events.emit(events.StopGraceOver(running=len(running)))
-            for job in sorted(running, key=lambda job: job.started_at):  # so they go back in order
+            for job in sorted(running, key=lambda job: job.started_at):  # so that they go back in order
                 job.stop(End.STOP)
             await asyncio.wait([idle], timeout=_LAST_WORDS)
         idle.cancel()
@@ -135,7 +135,7 @@ class Worker:
             events.emit(events.HandlersIgnoreStop(running=len(deaf)))
 
     async def _settle(self, until: float) -> None:
-        """Wait until everything is settled, but not for ever: the server may be away."""
+        """Wait until everything is settled, but for a limited time: the server may be unreachable."""
         drains = (settler.drained() for settler in self._settlers.values())
         everything = asyncio.gather(*drains, return_exceptions=True)
         soon = asyncio.get_running_loop().time() + self._config.socket_timeout
@@ -158,11 +158,11 @@ class Worker:
     async def _end(self, services: Sequence[Service]) -> None:
         for service in services:
             service.stop()
-        # Not cancelled: a claim that is under way must come back, or its messages wait for their lease.
+        # Not cancelled: the reply to a claim under way is needed, or its messages wait for their leases.
         await asyncio.gather(*(self._tasks[service] for service in services))
 
     def _facts(self, handlers: Sequence[Handler[Any]]) -> dict[str, Any]:
-        """What other tools may know of this worker."""
+        """What this worker publishes about itself."""
         return {
             "topics": sorted(handler.topic for handler in handlers),
             "concurrency": self._config.concurrency,

@@ -17,7 +17,7 @@ _KEY = re.compile(r"\d+ (\S+) (hash|zset|list|set|string)\b")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """One transition: its text as the server runs it, and what its header promises."""
+    """One script: its text as the server runs it, and the keys that its header declares."""
 
     name: str
     text: str
@@ -27,13 +27,13 @@ class Script:
 
 
 def _section(header: str, title: str) -> str:
-    """The words behind ``-- TITLE`` with those of its continuation lines."""
+    """The text after ``-- TITLE``, with its continuation lines."""
     found = re.search(rf"^-- {title} +(.*(?:\n--  +.*)*)", header, re.MULTILINE)
     return re.sub(r"\n-- +", " ", found[1]) if found else ""
 
 
 def load(root: Traversable) -> Mapping[str, Script]:
-    """Read every script of a directory, with the helpers its ``Uses`` line names put before it."""
+    """Read every script of a directory, each preceded by the helpers that its ``Uses`` line names."""
     scripts = {}
     for entry in root.iterdir():
         if entry.name.endswith(".lua"):

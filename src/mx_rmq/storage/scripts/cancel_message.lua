@@ -1,5 +1,5 @@
--- cancel_message: an operator withdraws messages that are pending or delayed. The entry of a pending
--- one may stay behind in its list, a hint that claim_message drops.
+-- cancel_message: an operator withdraws pending or delayed messages. The list entry of a pending one
+-- may stay behind; claim_message drops it later.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 dlq zset
 --          5 counters hash
 -- ARGV     prefix; per message: id; now_us

@@ -1,6 +1,6 @@
 -- claim_message: leases up to `limit` pending messages of a topic to a worker, urgent ones first.
--- A pending entry is only a hint: one without body or deadline, of another topic or already leased
--- is dropped.
+-- A pending entry is only a hint: it is dropped if the message has no body or no deadline, belongs to
+-- another topic or is already leased.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 processing hash
 --          4 pending:high list   5 pending list   6 pending:low list   7 wake list   8 paused set
 --          9 fence string   10 counters hash
@@ -23,7 +23,7 @@ redis.call('ZCARD', monitor)
 redis.call('HLEN', processing)
 local left = 0
 for n = 1, 3 do left = left + redis.call('LLEN', KEYS[3 + n]) end
--- In empty lists nothing is stale, whatever another program did to them.
+-- Empty lists have no stale entries, whatever another program did to them.
 if left == 0 then redis.pcall('HDEL', counters, topic .. ':stale') end
 
 local rows, leases, deadlines, claimed = { now, 0 }, {}, {}, {}

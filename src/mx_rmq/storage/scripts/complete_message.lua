@@ -34,7 +34,7 @@ if #finished > 0 then
   redis.call('HDEL', payload, unpack(fields))
   if #memories > 0 then
     redis.call('ZADD', done, unpack(memories))
-    -- Two are forgotten for each one remembered, so the set never holds much more than it must.
+    -- For each id added, up to two expired ones are removed, so the set never holds many expired ids.
     local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, #memories)
     if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
   end

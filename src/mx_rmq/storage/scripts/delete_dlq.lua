@@ -1,7 +1,7 @@
 -- delete_dlq: an operator deletes dead messages for good.
 -- KEYS     1 dlq zset   2 dlq_payload hash   3 counters hash
 -- ARGV     per message: id, died_ms; now_us
---          (died_ms: '' or the death the caller has looked at; one that died again since is kept)
+--          (died_ms: '' or the time of death that the caller read; one that died again since is kept)
 -- Returns  how many were deleted
 -- Keeps    I1 I5 I6 I8
 -- Uses     limits count batch bury

@@ -1,14 +1,14 @@
--- handle_timeout_message: the monitor takes over, under a lease of its own, what ran past its
--- deadline: deliveries whose lease lapsed and pending messages that expired. Its next call retries
--- or dead-letters them; if it dies first, the next monitor takes them over in turn.
+-- handle_timeout_message: the monitor takes over messages that are past their deadline, under a lease of
+-- its own: deliveries whose lease ran out, and pending messages that expired. The monitor's next call
+-- retries or dead-letters them. If the monitor dies first, the next one takes them over.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 done zset
 --          5 counters hash   6 fence string
 -- ARGV     prefix, limit, lease_ms, holder, before_us; now_us
---          (before_us: '' or until when the call counts. One that was held up on its way changes
---          nothing: living owners, held up with it, get to extend their leases first)
+--          (before_us: '' or the instant until which the call is valid. A call that was delayed on its
+--          way changes nothing: live owners, delayed with it, can extend their leases first)
 -- Returns  now_us,
 --          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
---          (cause: 'lapsed' | 'started', which is lapsed while it ran | 'expired'),
+--          (cause: 'lapsed' | 'started', which is lapsed after it began to run | 'expired'),
 --          ids whose leftovers were cleaned up, ids put off for put_off_ms because their topic is
 --          missing or a key of it has the wrong type, 1 if the call came too late or else 0
 -- Keeps    I1 I2 I3 I6 I7 I8

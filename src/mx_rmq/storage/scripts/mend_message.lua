@@ -1,5 +1,5 @@
--- mend_message: the audit's eye and hand. Says what is wrong with a message, judged by everything
--- the queue holds of it at this instant, and, if asked to, puts it back where nothing is lost.
+-- mend_message: examines messages for the audit. Reports what is wrong with each, judged by everything
+-- the queue holds of it at this instant, and, if asked to, puts the message back where it is not lost.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 dlq zset
 --          5 dlq_payload hash
 -- ARGV     prefix, mode, lease_ms; per suspect: id, found_in, listed, fallback; now_us
@@ -32,7 +32,7 @@ local function examine(id, found_in, listed, fallback)
     for _, command in ipairs(mend and { ... } or {}) do redis.call(unpack(command)) end
   end
 
-  -- Bodies are not read, only looked for: a thousand of them would be a gigabyte here.
+  -- Bodies are not read, only checked for: a thousand of them could be a gigabyte here.
   local body = redis.call('HEXISTS', payload, id) == 1
   local stored = redis.call('HMGET', payload, id .. ':queue', id .. ':keep')
   local topic, keep = stored[1], stored[2]
@@ -51,7 +51,7 @@ local function examine(id, found_in, listed, fallback)
   end
   local lease = lease_in(topic, id)
 
-  -- What the next lease is made of; the scripts take text that is none of ours for nothing.
+  -- The next lease is made from `keep`. The scripts ignore text that mx-rmq did not write.
   local function check_keep()
     if not keep then return end
     local lane, expires = string.match(keep, '^%d+ (%S+) (%S+)$')

@@ -6,6 +6,6 @@
 local paused = KEYS[1]
 local topic = ARGV[1]
 
--- Removes nothing, so that a full server lets it pass; see lib/relieve.lua.
+-- Removes nothing, but lets the next write pass when memory is full; see lib/relieve.lua.
 redis.call('SREM', paused, '')
 return redis.call('SADD', paused, topic)

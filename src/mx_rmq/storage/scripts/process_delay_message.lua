@@ -1,4 +1,4 @@
--- process_delay_message: messages that are due go to their lane, priority and expiry kept.
+-- process_delay_message: moves due messages to their lanes; priority and expiry are kept.
 -- KEYS     1 payload hash   2 delay_tasks zset   3 all_expire_monitor zset   4 delay_wake list
 --          5 counters hash
 -- ARGV     prefix, limit; now_us

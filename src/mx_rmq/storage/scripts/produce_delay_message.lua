@@ -1,4 +1,4 @@
--- produce_delay_message: stores messages that may run only later.
+-- produce_delay_message: stores messages that become pending after their delay.
 -- KEYS     1 payload hash   2 delay_tasks zset   3 dlq zset   4 done zset
 --          5 delay_wake list   6 topics set   7 counters hash   8 call string
 -- ARGV     topic, call, max_bytes; per message: id, lane, ttl_ms, delay_ms, body; now_us

@@ -21,7 +21,7 @@ redis.call('ZCARD', monitor)
 local ids, status = admit(payload, dlq, done, 4, 4, max_bytes, now_ms)
 
 local bodies, deadlines, pushes, stored = {}, {}, {}, 0
-local deadline_of = { inf = 'inf' }  -- by lifetime, which most messages of a call share
+local deadline_of = { inf = 'inf' }  -- by lifetime: most messages of a call share one
 for n = 1, #ids do
   local id, at = ids[n], 4 + (n - 1) * 4
   local list = lists[ARGV[at + 1]]

@@ -1,4 +1,4 @@
--- register_worker: says that a worker lives, and forgets those that have not said so for a while.
+-- register_worker: registers a live worker, and removes those that have been silent for silence_ms.
 -- KEYS     1 workers hash   2 workers_seen zset
 -- ARGV     worker, facts, silence_ms; now_us
 --          (facts: '' when the worker leaves)

@@ -16,7 +16,7 @@ redis.call('ZCARD', monitor)
 for n = 4, 6 do redis.call('LLEN', KEYS[n]) end
 local ids, status, leases = held(payload, processing, 2, 3)
 local released, fields, deadlines, pushes = {}, {}, {}, {}
--- From the last to the first, so that the one claimed first ends up at the very head.
+-- From the last to the first, so that the one claimed first ends up at the head.
 for n = #ids, 1, -1 do
   local id = ids[n]
   if status[n] == 1 and redis.call('HEXISTS', payload, id) == 0 then status[n] = -1 end

@@ -1,8 +1,8 @@
--- replay_dlq: an operator gives dead messages another life, at the tail of their lane.
+-- replay_dlq: an operator makes dead messages pending again, at the tail of their lane.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 dlq zset   4 dlq_payload hash
 --          5 counters hash
 -- ARGV     prefix; per message: id, died_ms, lane, ttl_ms, body; now_us
---          (died_ms: '' or the death the caller has looked at; body: '' keeps the stored bytes)
+--          (died_ms: '' or the time of death that the caller read; body: '' keeps the stored bytes)
 -- Returns  per message: 1 replayed | 0 it died again since | -1 gone | -2 already live
 --          | -3 its topic is missing or a key of it has the wrong type
 -- Keeps    I1 I2 I5 I6 I7 I8

@@ -1,4 +1,4 @@
--- resume_topic: an operator lets a paused topic be delivered again and wakes a worker.
+-- resume_topic: an operator resumes the delivery of a paused topic; a worker is woken.
 -- KEYS     1 paused set   2 wake list
 -- ARGV     topic; now_us
 -- Returns  1 resumed | 0 it was not paused

@@ -1,4 +1,4 @@
--- retry_message: the attempt failed; the message, with its new body, waits for its next one.
+-- retry_message: the attempt failed; the message is delayed, with its new body, until the next one.
 -- KEYS     1 payload hash   2 processing hash   3 all_expire_monitor zset   4 delay_tasks zset
 --          5 delay_wake list   6 counters hash
 -- ARGV     topic; per delivery: id, token, delay_ms, body; now_us

@@ -1,5 +1,5 @@
--- start_message: a message that was with a vanished worker before is about to run. Should this worker
--- vanish too, the message is to blame; as long as it only waits in a worker's hands, it is not.
+-- start_message: notes in its lease that a message, held by a vanished worker before, is about to run.
+-- If this worker vanishes too, the message is blamed. It is not blamed while it only waits in a worker.
 -- KEYS     1 payload hash   2 processing hash
 -- ARGV     per delivery: id, token; now_us
 -- Returns  per delivery: 1 noted | 0 stale | -1 gone

@@ -16,7 +16,7 @@ if excess > 0 and limit > 0 then ids = redis.call('ZRANGE', dlq, 0, math.min(exc
 if #ids < limit and max_age_ms < math.huge then
   local oldest = digits(math.floor(now_us / 1000) - max_age_ms)
   local old = redis.call('ZRANGE', dlq, '-inf', '(' .. oldest, 'BYSCORE', 'LIMIT', 0, limit)
-  -- Both read from the oldest on, so the longer list holds the shorter one.
+  -- Both lists start at the oldest, so the longer one contains the shorter.
   if #old > #ids then ids = old end
 end
 return bury(dlq, dlq_payload, counters, ids)

@@ -6,7 +6,7 @@
 -- Uses     wake
 local wake_list = KEYS[1]
 
--- Removes nothing, so that a full server lets the token pass; see lib/relieve.lua.
+-- Removes nothing, but lets the next write pass when memory is full; see lib/relieve.lua.
 redis.pcall('RPOP', wake_list, 0)
 wake(wake_list)
 return 1

@@ -1,5 +1,5 @@
--- What produce_* checks before it stores anything: the size of every body, and whether an id is
--- taken. Messages stand at ARGV[first], ARGV[first + step], …: id, lane, …, body.
+-- Checks that produce_* makes before it stores anything: the lane and the body size of every message,
+-- and whether its id is taken. Messages are at ARGV[first], ARGV[first + step], …: id, lane, …, body.
 -- Returns the ids and per id 1 free | 0 live | -1 dead | -2 done and still remembered.
 local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
   local ids, status, seen = batch(first, step), {}, {}
@@ -13,7 +13,7 @@ local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
     end
   end
   local bodies = redis.call('HMGET', payload, unpack(ids))
-  -- Most often nobody has died or asked to be remembered, and then there is nothing to look up.
+  -- Usually no message is dead and no id is remembered; then there is nothing to look up.
   local deaths = redis.call('ZCARD', dlq) > 0 and redis.call('ZMSCORE', dlq, unpack(ids)) or {}
   local memories = redis.call('ZCARD', done) > 0 and redis.call('ZMSCORE', done, unpack(ids)) or {}
   for n = 1, #ids do

@@ -1,7 +1,7 @@
 -- A producer's last call and its answer are remembered for a while, so that a call sent again
 -- after a lost reply is answered, not repeated, even if its messages have long been completed (I5).
--- Its numbers grow: a lower one was held up on a connection that its producer has given up since. It
--- has been sent again and answered, or nobody waits for it any more.
+-- A producer's call numbers grow. A lower one was delayed on a connection that the producer has closed
+-- since: the call has been sent again and answered, or its caller has given up.
 local function answer_of(call_key, call)
   if call == '' then return nil end
   local memory = redis.call('GET', call_key)
@@ -11,7 +11,8 @@ local function answer_of(call_key, call)
     error('BELATED call ' .. call .. ', this producer has come to ' .. last, 0)
   end
   if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end
-  -- A WAIT behind this call is for what its connection wrote: without a write it would wait for nothing.
+  -- A WAIT behind this call waits for the connection's last write. Without a write here it would return
+  -- at once.
   redis.call('EXPIRE', call_key, call_memory_ms / 1000)
   local status = {}
   for code in string.gmatch(string.sub(memory, #call + 2), '%S+') do

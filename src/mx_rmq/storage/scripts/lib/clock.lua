@@ -1,4 +1,4 @@
--- The server's clock in µs, read once. Tests own the time by passing it as the last argument.
+-- The server's clock in µs, read once. Tests set the time by passing it as the last argument.
 local function clock()
   local given = ARGV[#ARGV]
   if given ~= '' then return tonumber(given) end

@@ -1,7 +1,7 @@
--- Takes an id out of its topic's lists where that costs nothing: at either end. Elsewhere the entry
--- stays, a hint that claim_message will drop; nothing ever searches a long list.
+-- Removes an id from its topic's lists where that costs nothing: at either end. Elsewhere the entry
+-- stays, and claim_message drops it later; no script ever searches a long list.
 -- `listed`: 1 if the message was pending until now, else 0.
--- Returns how many more entries no claim will deliver; below 0 if some of an earlier life went.
+-- Returns how many more stale entries there are; below 0 if entries of the id's earlier life were removed.
 local function drop_hint(prefix, topic, id, listed)
   local stale = listed
   for _, lane in ipairs(lanes) do

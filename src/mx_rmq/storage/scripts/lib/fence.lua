@@ -1,7 +1,7 @@
 -- The fence of this call, the second half of its tokens: the time in µs, but always more than the
--- last one that was given, so that it grows even if the clock is stepped back. Ids in one call are
--- distinct, so they share it. Text that is no fence, or has no next one below 2^53, counts for nothing.
--- It is written at once, so a removal must come before it; see lib/relieve.lua.
+-- last fence, so that it grows even if the clock is stepped back. Ids in one call are distinct, so
+-- they share it. Stored text that is no fence, or has no next one below 2^53, is ignored.
+-- The fence is written at once, so a removal must come before it; see lib/relieve.lua.
 local function next_fence(key, now_us)
   local given = digits(now_us)
   local said = redis.pcall('SET', key, given, 'GET')

@@ -1,6 +1,7 @@
--- Counts the entries of a topic's lists that no claim will deliver: `amount` more, or fewer. What is
--- pending is the rest. In empty lists there are none (`left`: entries in them, nil if not known), and
--- never fewer than none: entries that another program wrote are dropped without having been counted.
+-- Adds `amount` to the count of a topic's stale entries: those in its lists that no claim will deliver.
+-- The other entries are pending. `left`: entries in the lists, nil if not known; empty lists have no
+-- stale ones. The count is never negative: entries that another program wrote are dropped, but were
+-- never counted.
 local function note_hints(counters, topic, amount, left)
   if amount == 0 then return end
   local field = topic .. ':stale'

@@ -1,5 +1,5 @@
--- Under maxmemory the server refuses a growing write only while a script has written nothing yet.
--- Removing nothing first lets a script that must always pass (leases, recovery) pass.
+-- With maxmemory reached, the server refuses a growing write only while a script has written nothing.
+-- A removal counts, even of nothing: it lets scripts that must always work (leases, recovery) pass.
 local function relieve(hash)
   redis.call('HDEL', hash, '')
 end
