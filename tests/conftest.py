@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
 
+from mx_rmq import RedisMessageQueue
 from mx_rmq.storage.embedded import EmbeddedServer
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.store import Store
@@ -15,6 +16,8 @@ from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from tests.words import MakeQueue
 
 
 @pytest.hookimpl(optionalhook=True)  # a plain pytest may run without the plugin
@@ -77,3 +80,34 @@ def keys() -> Keys:
 @pytest.fixture
 def store(redis: Redis, keys: Keys, clock: Clock) -> Store:
     return Store(redis, keys, now=clock)
+
+
+@pytest.fixture
+async def queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[RedisMessageQueue]:
+    """An open queue on an empty server, as its users get it."""
+    async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
+        yield queue
+
+
+@pytest.fixture
+async def make_queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[MakeQueue]:
+    """Makes queues on an empty server, for tests that run workers, and closes them."""
+    made: list[RedisMessageQueue] = []
+
+    def make(url: str = "", **options: Any) -> RedisMessageQueue:
+        defaults: dict[str, Any] = {"name": "q", "server_check": "off", "stop_grace": 0.0, "concurrency": 8}
+        queue = RedisMessageQueue(url or server.url, **(defaults | options))
+        made.append(queue)
+        return queue
+
+    yield make
+    for queue in reversed(made):
+        await queue.close()
+
+
+@pytest.fixture
+async def mq(make_queue: MakeQueue) -> RedisMessageQueue:
+    """One of those, open."""
+    queue = make_queue()
+    await queue.open()
+    return queue

@@ -68,7 +68,7 @@ def check_choice(what: str, value: object, choices: Sequence[str]) -> None:
     """
     if value not in choices:
         *others, last = map(repr, choices)
-        raise refusal(what, f"{', '.join(others)} or {last}", value)
+        raise refusal(what, f"{', '.join(others)} or {last}" if others else last, value)
 
 
 def check_name(what: str, value: object) -> str:

@@ -56,12 +56,16 @@ def listen(listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
 
     The listener is called in the thread in which the event happens, and must not block.
     """
+
+    def own(event: Event, exception: BaseException | None) -> None:  # so that a listener may register twice
+        listener(event, exception)
+
     for kind in kinds:
-        _listeners[kind] = (*_listeners.get(kind, ()), listener)
+        _listeners[kind] = (*_listeners.get(kind, ()), own)
 
     def end() -> None:
         for kind in kinds:
-            left = tuple(each for each in _listeners.get(kind, ()) if each is not listener)
+            left = tuple(each for each in _listeners.get(kind, ()) if each is not own)
             if left:
                 _listeners[kind] = left
             else:

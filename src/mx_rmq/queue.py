@@ -15,7 +15,7 @@ from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.topics import Topics
 from mx_rmq.producing.middleware import around
-from mx_rmq.producing.options import DEFAULT, check_options, refuse_one_id
+from mx_rmq.producing.options import DEFAULT, check_options, checked_headers, refuse_one_id
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
 
@@ -107,7 +107,7 @@ class RedisMessageQueue:
                 "delay": delay,
                 "ttl": ttl,
                 "message_id": message_id,
-                "headers": dict(headers or {}),
+                "headers": {} if headers is None else checked_headers(headers),
                 "dedup_for": dedup_for,
                 "durability": durability,
             }

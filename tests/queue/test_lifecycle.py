@@ -14,8 +14,7 @@ from mx_rmq import ConfigError, EmbeddedServerError, RedisMessageQueue, ServerUn
 from mx_rmq.storage import embedded as embedded_module
 from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import command
-from tests.queue.helpers import in_order
-from tests.worker.helpers import eventually
+from tests.words import eventually, in_order
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from mx_rmq import RedisMessageQueue, Reject
 from tests.harness import command
-from tests.worker.helpers import eventually
+from tests.words import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.receipt import Stored
-from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import read_state
+from tests.words import PREFIX, new
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from redis.asyncio import Redis
 
     from mx_rmq.storage.contract import Delivery
@@ -20,12 +17,6 @@ if TYPE_CHECKING:
     from tests.harness import Clock
 
 TOPIC = "orders"
-PREFIX = "mx-rmq:{q}:"
-
-
-def new(id_: str, **options: Any) -> NewMessage:
-    """A message whose body says whose it is."""
-    return NewMessage(id_, b"body of " + id_.encode(), **options)
 
 
 def names(count: int) -> list[str]:
@@ -89,24 +80,6 @@ async def count_of(redis: Redis, topic: str = TOPIC) -> dict[str, int]:
         for field, value in counters.items()
         if field.startswith(topic + ":")
     }
-
-
-@asynccontextmanager
-async def unchanged(redis: Redis) -> AsyncIterator[None]:
-    """What happens inside writes nothing, not even a counter (I4, I5, I6)."""
-    before = await read_state(redis, tools=True)
-    yield
-    assert await read_state(redis, tools=True) == before
-
-
-@asynccontextmanager
-async def out_of_memory(redis: Redis) -> AsyncIterator[None]:
-    """Meanwhile the server has reached its maxmemory."""
-    await redis.config_set("maxmemory", "1")
-    try:
-        yield
-    finally:
-        await redis.config_set("maxmemory", "0")
 
 
 async def spoil(redis: Redis, key: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 from mx_rmq.errors import StoreError
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import Cancelled, NewMessage, NextDelay, Promotion, Settled
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
     NOW,
@@ -25,6 +24,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

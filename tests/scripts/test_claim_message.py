@@ -9,18 +9,8 @@ from mx_rmq.errors import InvalidName, StoreError, WrongKeyType
 from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Settled
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.scripts.helpers import (
-    PREFIX,
-    TOPIC,
-    claim,
-    lease,
-    names,
-    new,
-    out_of_memory,
-    produce,
-    spoil,
-    unchanged,
-)
+from tests.scripts.helpers import TOPIC, claim, lease, names, produce, spoil
+from tests.words import PREFIX, new, out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

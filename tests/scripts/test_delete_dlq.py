@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import StoreError
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import NOW, counted, dead, delayed, everything, leased, pending, seed, together
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

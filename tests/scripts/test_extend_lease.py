@@ -10,20 +10,8 @@ from mx_rmq.errors import StoreError, WrongKeyType
 from mx_rmq.storage.contract import Settled
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.scripts.helpers import (
-    PREFIX,
-    TOPIC,
-    call,
-    claim,
-    keys_of,
-    lease,
-    names,
-    out_of_memory,
-    produce,
-    spoil,
-    take_over,
-    unchanged,
-)
+from tests.scripts.helpers import TOPIC, call, claim, keys_of, lease, names, produce, spoil, take_over
+from tests.words import PREFIX, out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

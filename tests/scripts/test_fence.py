@@ -8,7 +8,8 @@ import pytest
 
 from mx_rmq.storage.contract import Cancelled, Replay, Replayed, Settled
 from tests.harness import START_US
-from tests.scripts.helpers import PREFIX, TOPIC, claim, out_of_memory, produce, take_over, unchanged
+from tests.scripts.helpers import TOPIC, claim, produce, take_over
+from tests.words import PREFIX, out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

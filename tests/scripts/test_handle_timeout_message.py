@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.storage.contract import Cause, Delivery, Overdue, Replay, Replayed, Settled, Takeover
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
     NOW,
@@ -23,6 +22,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

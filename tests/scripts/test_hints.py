@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.storage.contract import Cancelled
-from tests.scripts.helpers import PREFIX, TOPIC, claim, count_of, delay, names, out_of_memory, produce
+from tests.scripts.helpers import TOPIC, claim, count_of, delay, names, produce
+from tests.words import PREFIX, out_of_memory
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

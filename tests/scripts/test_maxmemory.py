@@ -11,8 +11,8 @@ from mx_rmq.errors import OutOfMemory
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import Delivery, NewMessage, Settled
 from tests.scripts.every_script import CALLS, healthy, rich_state
-from tests.scripts.helpers import out_of_memory, unchanged
 from tests.scripts.states import NOW, delayed, everything, pending, seed
+from tests.words import out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -9,7 +9,6 @@ import pytest
 from mx_rmq.errors import InvalidName
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import Claim, NewMessage, Replay, Replayed, Settled
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
     NOW,
@@ -23,6 +22,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -11,22 +11,8 @@ from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.scripts.helpers import (
-    PREFIX,
-    TOPIC,
-    call,
-    claim,
-    count_of,
-    delay,
-    keys_of,
-    lease,
-    names,
-    new,
-    out_of_memory,
-    produce,
-    spoil,
-    unchanged,
-)
+from tests.scripts.helpers import TOPIC, call, claim, count_of, delay, keys_of, lease, names, produce, spoil
+from tests.words import PREFIX, new, out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.storage.contract import Settled
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     NOW,
     awake,
@@ -20,6 +19,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -11,7 +11,6 @@ from mx_rmq.errors import StoreError, WrongKeyType
 from mx_rmq.storage.contract import Settled
 from tests.harness import read_state
 from tests.scripts.helpers import (
-    PREFIX,
     TOPIC,
     call,
     claim,
@@ -19,12 +18,11 @@ from tests.scripts.helpers import (
     keys_of,
     lease,
     names,
-    out_of_memory,
     produce,
     spoil,
     take_over,
-    unchanged,
 )
+from tests.words import PREFIX, out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -6,7 +6,6 @@ import pytest
 
 from mx_rmq.errors import StoreError
 from mx_rmq.storage.contract import Replay, Replayed, Settled
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
     NOW,
@@ -20,6 +19,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

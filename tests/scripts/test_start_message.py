@@ -8,19 +8,8 @@ from redis.exceptions import ResponseError
 from mx_rmq.errors import StoreError, WrongKeyType
 from mx_rmq.storage.contract import Settled
 from tests.harness import read_state
-from tests.scripts.helpers import (
-    TOPIC,
-    call,
-    claim,
-    keys_of,
-    lease,
-    names,
-    out_of_memory,
-    produce,
-    spoil,
-    take_over,
-    unchanged,
-)
+from tests.scripts.helpers import TOPIC, call, claim, keys_of, lease, names, produce, spoil, take_over
+from tests.words import out_of_memory, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

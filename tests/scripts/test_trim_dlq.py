@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import NOW, counted, dead, delayed, everything, leased, pending, seed, together
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -13,7 +13,6 @@ from mx_rmq.storage.keys import TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import Clock
 from tests.scripts.every_script import CALLS, TOPIC_OF, healthy, rich_state
-from tests.scripts.helpers import unchanged
 from tests.scripts.states import (
     FIRST,
     NOW,
@@ -28,6 +27,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

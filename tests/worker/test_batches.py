@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Reject, Retry, RetryLater
-from tests.worker.helpers import ONE_SERVER, dead, drained, eventually, in_state, is_sound, put_bytes, steal
+from tests.words import ONE_SERVER, dead, drained, eventually, in_state, is_sound, put_bytes, steal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 ONCE = Retry(1)
 

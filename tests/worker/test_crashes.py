@@ -14,16 +14,7 @@ from mx_rmq.message import Message, encode_message
 from mx_rmq.storage.contract import Settled
 from mx_rmq.storage.store import Store
 from tests.harness import command
-from tests.worker.helpers import (
-    ONE_SERVER,
-    dead,
-    drained,
-    events,
-    eventually,
-    in_state,
-    put_bytes,
-    store_of,
-)
+from tests.words import ONE_SERVER, dead, drained, events, eventually, in_state, put_bytes, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +23,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.storage.contract import Delivery
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 pytestmark = pytest.mark.usefixtures("watchful")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Retry, RetryLater
-from tests.worker.helpers import dead, drained, eventually, in_state
+from tests.words import dead, drained, eventually, in_state
 
 if TYPE_CHECKING:
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 pytestmark = pytest.mark.usefixtures("watchful")
 

@@ -9,7 +9,7 @@ import pytest
 
 from mx_rmq import Context, Retry
 from tests.proxy import Proxy
-from tests.worker.helpers import dead, drained, events, eventually, in_state, is_sound
+from tests.words import dead, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worker.helpers import ONE_SERVER, drained, is_sound
+from tests.words import ONE_SERVER, drained, is_sound
 
 if TYPE_CHECKING:
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 pytestmark = [
     ONE_SERVER,

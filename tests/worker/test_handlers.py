@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from mx_rmq import ConfigError, Context, NoHandler, RedisMessageQueue, Reject
-from tests.worker.helpers import dead, drained, eventually, in_state, is_sound, put_bytes
+from tests.words import dead, drained, eventually, in_state, is_sound, put_bytes
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 
 @dataclass

@@ -11,13 +11,13 @@ import pytest
 
 from mx_rmq import Context
 from tests.proxy import Proxy
-from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state
+from tests.words import ONE_SERVER, drained, events, eventually, in_state
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 QUICK = 500
 """Messages that make the pace for which others are held ready."""

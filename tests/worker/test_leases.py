@@ -18,7 +18,7 @@ from mx_rmq.storage.blocking import BlockingConnections, run_blocking
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, steal
+from tests.words import ONE_SERVER, drained, events, eventually, in_state, steal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 ONCE = Retry(1)
 

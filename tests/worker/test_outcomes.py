@@ -10,10 +10,10 @@ import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Reject, Retry, RetryLater
 from mx_rmq.message import HISTORY_LIMIT
-from tests.worker.helpers import ONE_SERVER, dead, drained, events, eventually, in_state, is_sound
+from tests.words import ONE_SERVER, dead, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 AT_ONCE = Retry(5, backoff="fixed", base=0)
 

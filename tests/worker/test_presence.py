@@ -26,14 +26,13 @@ from mx_rmq.worker.holdings import Holdings
 from mx_rmq.worker.presence import Presence
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
-from tests.scripts.helpers import new
-from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, store_of
+from tests.words import ONE_SERVER, drained, events, eventually, in_state, new, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from mx_rmq.storage.store import Commands
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 LEASE = 30.0
 SOON = 3.0

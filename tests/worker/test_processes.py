@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, run_processes
-from tests.worker.helpers import ONE_SERVER, eventually, in_state
+from tests.words import ONE_SERVER, eventually, in_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,12 +16,12 @@ from mx_rmq import RedisMessageQueue
 from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
-from tests.worker.helpers import ONE_SERVER, drained, events, eventually, is_sound
+from tests.words import ONE_SERVER, drained, events, eventually, is_sound
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 
 def listen(mq: RedisMessageQueue) -> list[int]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Retry, RetryLater
-from tests.worker.helpers import drained, events, eventually, in_state
+from tests.words import drained, events, eventually, in_state
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 
 @pytest.fixture(autouse=True)

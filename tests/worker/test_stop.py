@@ -16,7 +16,7 @@ import pytest
 from mx_rmq import Context, RedisMessageQueue, Retry
 from tests.harness import read_key
 from tests.proxy import Proxy
-from tests.worker.helpers import ONE_SERVER, drained, events, eventually, in_state, is_sound
+from tests.words import ONE_SERVER, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 PENDING = "mx-rmq:{q}:t:pending"
 

@@ -9,7 +9,7 @@ import pytest
 
 from mx_rmq import Context, MxRmqError
 from tests.proxy import Proxy
-from tests.worker.helpers import events, eventually, in_state, put_bytes
+from tests.words import events, eventually, in_state, put_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mx_rmq import RedisMessageQueue
     from mx_rmq.storage.embedded import EmbeddedServer
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 HUGE = 10**5000
 PREFIX = "mx-rmq:{q}:"

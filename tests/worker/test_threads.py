@@ -12,10 +12,10 @@ import pytest
 
 from mx_rmq import Context, LeaseLost, RedisMessageQueue, Retry
 from mx_rmq.worker.threads import Ended, Threads
-from tests.worker.helpers import ONE_SERVER, dead, drained, eventually, in_state
+from tests.words import ONE_SERVER, dead, drained, eventually, in_state
 
 if TYPE_CHECKING:
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 ONCE = Retry(1)
 

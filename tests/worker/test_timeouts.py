@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ConfigError, Context, LeaseLost, RedisMessageQueue, Retry
-from tests.worker.helpers import ONE_SERVER, dead, eventually, in_state, is_sound
+from tests.words import ONE_SERVER, dead, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
-    from tests.worker.helpers import MakeQueue
+    from tests.words import MakeQueue
 
 pytestmark = ONE_SERVER
 

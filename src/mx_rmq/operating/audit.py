@@ -340,7 +340,7 @@ class _Audit:
     async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
         """The suspects; one without a valid topic field gets the topic named in its body as fallback."""
         ids = [_shown(suspect.id) for suspect in suspects]
-        topics = await self._command("HMGET", self._keys.of_queue(part), *(f"{id_}:queue" for id_ in ids))
+        topics = await self._command("HMGET", self._keys.of_queue(part), *(id_ + TOPIC_FIELD for id_ in ids))
         lost = [n for n, topic in enumerate(topics) if topic is None or not is_name(topic)]
         bodies = [
             _topic_of(body)

@@ -28,18 +28,18 @@ class Topics:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
         id_ = check_name("message id", id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
-        return await shard.store.cancel([id_]) == [Cancelled.CANCELLED]
+        return await shard.operating.cancel([id_]) == [Cancelled.CANCELLED]
 
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic."""
         for shard in self._shards:
-            await shard.store.pause(topic)
+            await shard.operating.pause(topic)
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
         topic = check_name("topic", topic)
         for shard in self._shards:
-            await shard.store.resume(topic)
+            await shard.operating.resume(topic)
 
     async def purge(self, topic: str) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
@@ -48,7 +48,7 @@ class Topics:
         for shard in self._shards:
             left = 1
             while left:
-                gone, left = await shard.store.purge(topic)
+                gone, left = await shard.operating.purge(topic)
                 purged += gone
             purged += await _purge_delayed(shard, topic)
         return purged
@@ -58,7 +58,7 @@ async def _purge_delayed(shard: Shard, topic: str) -> int:
     queries, start, purged = Queries(shard.operating), 0, 0
     while ids := await queries.delayed_ids(start, _PAGE):
         own = [id_ for id_, of in zip(ids, await queries.topics_of(ids), strict=True) if of == topic]
-        cancelled = (await shard.store.cancel(own)).count(Cancelled.CANCELLED) if own else 0
+        cancelled = (await shard.operating.cancel(own)).count(Cancelled.CANCELLED) if own else 0
         purged += cancelled
         start += len(ids) - cancelled
     return purged

@@ -60,7 +60,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
         except UnicodeEncodeError as error:
             check_name("topic", self.topic)
             raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
-        return NewMessage(id_, body, self.priority, self.ttl, self.delay, self.durability)
+        return NewMessage(id_, body, self.priority, self.ttl, self.delay, self.durability, time.monotonic())
 
 
 def check_options(
@@ -100,7 +100,7 @@ def check_options(
         check_choice("durability", durability, DURABILITIES)
     if message_id is not None:
         message_id = check_name("message id", message_id)
-    copied = {} if headers is None else _checked_headers(headers)
+    copied = {} if headers is None else checked_headers(headers)
     return Options(plain(topic), message_id, priority, copied, lifetime, dedup_for or None, delay, durability)
 
 
@@ -111,7 +111,12 @@ def refuse_one_id(options: Mapping[str, Any]) -> None:
         raise ConfigError("message_id names one message; produce them one by one to give each its own")
 
 
-def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Copy headers.
+
+    Raises:
+        InvalidPayload: one of them is not a string.
+    """
     if not isinstance(headers, Mapping):
         raise InvalidPayload(f"headers must be a mapping of strings to strings, got {shown(headers)}")
     for name, value in headers.items():

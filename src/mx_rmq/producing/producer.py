@@ -13,7 +13,7 @@ from mx_rmq.producing.chunks import Chunks
 from mx_rmq.storage.batching import Batcher
 from mx_rmq.storage.resend import given_up, resend
 from mx_rmq.storage.shard import Shard, shard_number
-from mx_rmq.storage.store import check_size
+from mx_rmq.storage.store import too_large
 from mx_rmq.storage.wire import CutShort
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Key = tuple[Shard, str, bool, Durability]
     """What messages sent together share: shard, topic, whether they are delayed, durability."""
-    Waiting = tuple[NewMessage, float]
-    """A message, and since when its caller waits."""
 
 _MOST_BATCHERS: Final = 1000
 
@@ -42,7 +40,7 @@ class Producer:
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
         self._config = config
         self._shards = shards
-        self._batchers: dict[Key, Batcher[Waiting, Receipt]] = {}
+        self._batchers: dict[Key, Batcher[NewMessage, Receipt]] = {}
         self._calls = Calls(config)
         self.chunks = Chunks(config, shards, self._calls)
         """For ``produce_many``."""
@@ -52,11 +50,13 @@ class Producer:
 
         ``NotDurable`` names all of them; its ``of`` makes the error for this one.
         """
-        check_size(topic, message, self._config.max_bytes)  # here, so that it fails alone, not its batch
-        shard = self._shards[shard_number(message.id, len(self._shards))]
+        if len(message.body) > self._config.max_bytes:  # here, so that it fails alone, not its batch
+            raise too_large(topic, message, self._config.max_bytes)
+        shards = self._shards
+        shard = shards[0] if len(shards) == 1 else shards[shard_number(message.id, len(shards))]
         key = shard, topic, message.delay > 0, message.durability
         batcher = self._batchers.get(key) or self._new_batcher(key)
-        return batcher.call((message, monotonic()))
+        return batcher.call(message)
 
     async def close(self) -> None:
         """Wait for the calls under way; a ``produce_many`` that has more to send fails."""
@@ -65,7 +65,7 @@ class Producer:
             await batcher.drained()
         await self.chunks.sent()
 
-    def _new_batcher(self, key: Key) -> Batcher[Waiting, Receipt]:
+    def _new_batcher(self, key: Key) -> Batcher[NewMessage, Receipt]:
         check_name("topic", key[1])
         if len(self._batchers) >= _MOST_BATCHERS:  # drop those of topics no longer in use
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
@@ -73,10 +73,10 @@ class Producer:
         batcher = self._batchers[key] = Batcher(*senders, weigh=_weight)
         return batcher
 
-    async def _send(self, key: Key, producer: str, batch: Sequence[Waiting]) -> list[Receipt]:
+    async def _send(self, key: Key, producer: str, batch: Sequence[NewMessage]) -> list[Receipt]:
         shard, topic, _, durability = key
         store = shard.store_for(durability)
-        call = self._calls.prepare(store, topic, producer, [message for message, _ in batch])
+        call = self._calls.prepare(store, topic, producer, batch)
         try:
             return await call()
         except ServerUnavailable as error:
@@ -85,7 +85,7 @@ class Producer:
             call,
             patience=self._config.patience,
             within=self._calls.longest(durability),
-            since=batch[-1][1],  # of the latest caller; _on_failure gives up earlier ones in time
+            since=batch[-1].asked_at,  # of the latest caller; _on_failure gives up earlier ones in time
             failed=partial(self._on_failure, key),
             problem=problem,
         )
@@ -99,8 +99,8 @@ class Producer:
         if isinstance(error, CutShort):
             batcher.shrink()
         first = monotonic() + wait - patience
-        batcher.give_up(lambda waiting: waiting[1] < first, given_up(error, patience))
+        batcher.give_up(lambda message: message.asked_at < first, given_up(error, patience))
 
 
-def _weight(waiting: Waiting) -> int:
-    return len(waiting[0].body)
+def _weight(message: NewMessage) -> int:
+    return len(message.body)

@@ -51,6 +51,8 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     ttl: float | None = None
     delay: float = 0.0
     durability: Durability = "memory"
+    asked_at: float = 0.0
+    """When its producer asked for it, by ``time.monotonic``; the producer's patience begins then."""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

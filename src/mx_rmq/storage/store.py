@@ -344,16 +344,21 @@ class Store:
 
 
 def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
-    """Refuse a message that is larger than *max_bytes*.
+    """Refuse a message that is larger than it may be.
 
     Raises:
-        MessageTooLarge: its text names the message, its size and the limit.
+        MessageTooLarge: names it, its size and the limit.
     """
     if len(message.body) > max_bytes:
-        raise MessageTooLarge(
-            f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
-            f"the limit is {max_bytes}; store large data elsewhere and send a reference"
-        )
+        raise too_large(topic, message, max_bytes)
+
+
+def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarge:
+    """The error for a message that is larger than it may be."""
+    return MessageTooLarge(
+        f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
+        f"the limit is {max_bytes}; store large data elsewhere and send a reference"
+    )
 
 
 def _ms(seconds: float) -> int:

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import InvalidName, RedisMessageQueue
+from mx_rmq.message import PastAttempt, decode_message, encode_message
+from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
+from tests.harness import command
+from tests.words import PREFIX, bury, claim, complete, eventually, store_of
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+INSTANT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+FACTS = b'{"topics":["t"],"concurrency":4,"pid":7,"started_at":1.5}'
+
+
+async def live(redis: Redis, name: str, *topics: str, ago: float = 0.0) -> None:
+    """A worker that says that it lives, or said so a while ago."""
+    store = Store(redis, Keys("q"), now=lambda: int((time.time() - ago) * 1e6))
+    facts = b'{"topics":[%b]}' % b",".join(b'"%b"' % topic.encode() for topic in topics)
+    await store.register_worker(name, facts, silence=1e6)
+
+
+async def retried(redis: Redis, delay: float, topic: str = "t") -> None:
+    """What is pending fails once and is delayed."""
+    failed = []
+    for delivery in await claim(redis, topic):
+        message = decode_message(delivery.body)
+        message.attempts += 1
+        message.remember(PastAttempt(at=time.time(), worker="w1", error="ValueError: no"))
+        failed.append((delivery, delay, encode_message(message)))
+    await store_of(redis).retry(topic, failed)
+
+
+def about(instant: float | None, now: float, within: float = 5.0) -> bool:
+    return instant is not None and abs(instant - now) <= within
+
+
+# -- get
+
+
+async def test_a_pending_message(queue: RedisMessageQueue) -> None:
+    await queue.produce("t", {"a": 1}, message_id="A1", ttl=60)
+    facts = await queue.find("A1")
+    assert (facts.id, facts.state, facts.topic) == ("A1", "pending", "t")
+    assert about(facts.expires_at, time.time() + 60)
+    assert facts.message is not None
+    assert bytes(facts.message.payload) == b'{"a":1}'
+    assert (facts.due_at, facts.holder, facts.died_at) == (None, None, None)
+
+
+async def test_a_message_without_an_end(queue: RedisMessageQueue) -> None:
+    await queue.produce("t", 1, message_id="A1", ttl=None)
+    assert (await queue.find("A1")).expires_at == float("inf")
+    await queue.produce("t", 1, message_id="A2", ttl=None, delay=60)
+    assert (await queue.find("A2")).expires_at == float("inf")
+
+
+async def test_a_delayed_message(queue: RedisMessageQueue) -> None:
+    await queue.produce("t", 1, message_id="A1", delay=100, ttl=60)
+    facts = await queue.find("A1")
+    assert (facts.state, facts.topic) == ("delayed", "t")
+    assert about(facts.due_at, time.time() + 100)
+    assert about(facts.expires_at, time.time() + 160)
+
+
+async def test_a_running_message(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1", ttl=600)
+    await claim(redis, lease=20)
+    facts = await queue.find("A1")
+    assert (facts.state, facts.topic, facts.holder) == ("processing", "t", "w1")
+    assert about(facts.claimed_at, time.time())
+    assert about(facts.lease_until, time.time() + 20)
+    assert about(facts.expires_at, time.time() + 600)
+
+
+async def test_a_message_that_failed_and_waits(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1", ttl=600)
+    await retried(redis, 50)
+    facts = await queue.find("A1")
+    assert facts.state == "delayed"
+    assert about(facts.due_at, time.time() + 50)
+    assert about(facts.expires_at, time.time() + 600)
+    assert facts.message is not None
+    assert facts.message.attempts == 1
+    assert [attempt.error for attempt in facts.message.history] == ["ValueError: no"]
+
+
+async def test_a_dead_message(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await bury(redis)
+    facts = await queue.find("A1")
+    assert (facts.state, facts.topic, facts.reason, facts.error) == ("dead", "t", "failed", "ValueError: no")
+    assert about(facts.died_at, time.time())
+    assert facts.message is not None
+    assert facts.message.attempts == 1
+
+
+@pytest.mark.parametrize("ending", ["never", "completed", "cancelled", "deleted"])
+async def test_a_message_that_is_gone(queue: RedisMessageQueue, redis: Redis, ending: str) -> None:
+    if ending != "never":
+        await queue.produce("t", 1, message_id="A1")
+    if ending == "completed":
+        await complete(redis)
+    if ending == "cancelled":
+        await queue.cancel("A1")
+    if ending == "deleted":
+        await bury(redis)
+        await queue.dlq.delete("A1")
+    facts = await queue.find("A1")
+    assert (facts.id, facts.state, facts.topic, facts.message) == ("A1", "gone", "", None)
+    assert await queue.explain("A1") == (
+        "there is no message A1: it was completed, cancelled, deleted or never produced"
+    )
+
+
+@pytest.mark.parametrize("state", ["pending", "delayed", "processing", "dead"])
+async def test_unreadable_bytes_are_found_in_every_state(
+    queue: RedisMessageQueue, redis: Redis, state: str
+) -> None:
+    bad = NewMessage("bad", b"\xff\x00 nonsense", delay=60 if state == "delayed" else 0)
+    store = store_of(redis)
+    await (store.produce_delayed if bad.delay else store.produce)("t", [bad])
+    if state in ("processing", "dead"):
+        (delivery,) = await claim(redis)
+        if state == "dead":
+            await store.move_to_dlq("t", [(delivery, b"", b"\xfe why")])
+    facts = await queue.find("bad")
+    assert (facts.state, facts.topic, facts.message) == (state, "t", None)
+    assert "message bad of topic 't'" in await queue.explain("bad")
+
+
+@pytest.mark.parametrize("id_", ["", "A1:queue", "A1:keep", "{x}", "x" * 129, None])
+async def test_what_cannot_be_an_id_is_refused(queue: RedisMessageQueue, id_: Any) -> None:
+    """Fields beside a message's body are no messages."""
+    await queue.produce("t", 1, message_id="A1", delay=5)
+    for ask in (queue.find, queue.explain, queue.cancel):
+        with pytest.raises(InvalidName, match="message id"):
+            await ask(id_)
+
+
+@pytest.mark.parametrize("lease", ["nonsense", "x@y", "1@2 normal", "1@x normal y w1 run"])
+async def test_a_lease_that_cannot_be_read_is_still_a_lease(
+    queue: RedisMessageQueue, redis: Redis, lease: str
+) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await claim(redis)
+    await command(redis, "HSET", f"{PREFIX}t:processing", "A1", lease)
+    assert (await queue.find("A1")).state == "processing"
+    assert "is leased by an unknown holder" in await queue.explain("A1")
+
+
+# -- explain
+
+
+STRANGE = [1e300, 1e20, -1e300, 1e17, "inf", "-inf"]
+
+
+@pytest.mark.parametrize("score", STRANGE)
+@pytest.mark.parametrize("place", ["pending", "processing", "delayed", "dead"])
+async def test_a_time_that_cannot_be_read_is_no_reason_to_say_nothing(
+    queue: RedisMessageQueue, redis: Redis, place: str, score: float | str
+) -> None:
+    """Another program may have written any number."""
+    await queue.produce("t", 1, message_id="A1", delay=60 if place == "delayed" else 0)
+    if place == "processing":
+        await claim(redis)
+    if place == "dead":
+        await bury(redis)
+    part = {"delayed": "delay_tasks", "dead": "dlq"}.get(place, "all_expire_monitor")
+    await command(redis, "ZADD", PREFIX + part, score, "A1")
+    assert (await queue.find("A1")).state == place
+    said = await queue.explain("A1")
+    assert said.startswith("message A1 of topic 't' ")
+    if place != "pending" and score != "inf":
+        assert "an unreadable time" in said
+
+
+@pytest.mark.parametrize("claimed", ["9" * 400, "9" * 5000, "9" * 16, "-5", "x"])
+async def test_a_lease_since_a_time_that_cannot_be_read_is_explained(
+    queue: RedisMessageQueue, redis: Redis, claimed: str
+) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await claim(redis)
+    await command(redis, "HSET", PREFIX + "t:processing", "A1", f"1@{claimed} normal inf w1 run")
+    assert (await queue.find("A1")).state == "processing"
+    assert "is leased by" in await queue.explain("A1")
+
+
+async def explained(queue: RedisMessageQueue, id_: str = "A1") -> str:
+    """The sentence, every instant in it replaced by a word."""
+    return re.sub(INSTANT, "<then>", await queue.explain(id_))
+
+
+async def test_why_a_delayed_message_has_not_run(queue: RedisMessageQueue) -> None:
+    await queue.produce("t", 1, message_id="A1", delay=3600)
+    assert await explained(queue) == "message A1 of topic 't' is delayed until <then>"
+    facts = await queue.find("A1")
+    assert facts.due_at is not None
+    then = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.due_at))
+    assert then in await queue.explain("A1")
+
+
+async def test_why_a_failed_message_has_not_run_again(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await retried(redis, 3600)
+    assert await explained(queue) == (
+        "message A1 of topic 't' is delayed after 1 failed attempt until <then>"
+    )
+
+
+async def test_why_a_message_that_is_due_has_not_moved(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1", delay=0.001)
+
+    async def due() -> bool:
+        return "was delayed" in await queue.explain("A1")
+
+    await eventually(due)
+    assert await explained(queue) == (
+        "message A1 of topic 't' was delayed until <then>: no live worker sees to it"
+    )
+    await live(redis, "w1", "other")
+    assert (await explained(queue)).endswith("<then>: 1 worker will see to it in a moment")
+
+
+async def test_why_a_message_of_a_paused_topic_has_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await live(redis, "w1", "t")
+    await queue.pause("t")
+    assert await explained(queue) == (
+        "message A1 of topic 't' is pending: the topic is paused; resume it with queue.resume()"
+    )
+    await queue.resume("t")
+    assert "paused" not in await explained(queue)
+
+
+async def test_why_a_message_without_a_worker_has_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    sentence = "message A1 of topic 't' is pending: no live worker has a handler for the topic"
+    assert await explained(queue) == sentence
+    await live(redis, "w1", "other")
+    assert await explained(queue) == f"{sentence}; 1 worker for other topics"
+    await live(redis, "w2", "more")
+    assert await explained(queue) == f"{sentence}; 2 workers for other topics"
+
+
+async def test_a_worker_that_vanished_does_not_count(queue: RedisMessageQueue, redis: Redis) -> None:
+    """When the last one was killed, nobody is left to forget it."""
+    await queue.produce("t", 1, message_id="A1")
+    await live(redis, "w1", "t", ago=31)
+    assert await queue.workers() == []
+    assert "no live worker has a handler for the topic" in await explained(queue)
+    await live(redis, "w2", "t", ago=20)
+    assert [worker.name for worker in await queue.workers()] == ["w2"]
+
+
+async def test_why_a_message_in_a_busy_topic_has_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce_many("t", range(3))
+    await claim(redis)
+    await queue.produce("t", 1)
+    await queue.produce("t", 1, message_id="A1")
+    await live(redis, "w1", "t")
+    assert await explained(queue) == (
+        "message A1 of topic 't' is pending: the topic is served by 1 worker, with 3 running and 2 waiting"
+    )
+    await live(redis, "w2", "t", "other")
+    assert "served by 2 workers" in await explained(queue)
+
+
+async def test_why_an_expired_message_has_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1", ttl=0.001)
+
+    async def expired() -> bool:
+        return "lifetime ended" in await queue.explain("A1")
+
+    await eventually(expired)
+    assert await explained(queue) == (
+        "message A1 of topic 't' is pending: its lifetime ended at <then>; no live worker sees to it"
+    )
+
+
+async def test_why_a_running_message_has_not_ended(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await claim(redis, lease=600)
+    assert await explained(queue) == (
+        "message A1 of topic 't' is leased by w1 since <then>; unless extended, the lease ends at <then>"
+    )
+
+
+async def test_why_a_message_whose_worker_vanished_has_not_run(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await claim(redis, lease=0.001)
+
+    async def lapsed() -> bool:
+        return "ran out" in await queue.explain("A1")
+
+    await eventually(lapsed)
+    assert await explained(queue) == (
+        "message A1 of topic 't' is leased by w1 since <then>; the lease ran out at <then>: "
+        "no live worker sees to it"
+    )
+
+
+async def test_why_a_dead_message_does_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    await bury(redis)
+    assert await explained(queue) == (
+        "message A1 of topic 't' is dead since <then>, failed: ValueError: no; "
+        "replay it with queue.dlq.replay()"
+    )
+
+
+# -- counts and workers
+
+
+async def test_counts_tell_how_every_topic_stands(queue: RedisMessageQueue, redis: Redis) -> None:
+    assert (await queue.counts()).topics == {}
+    await queue.produce_many("t", range(3))
+    await queue.produce("t", 1, priority="high")
+    await queue.produce("t", 1, priority="low")
+    await queue.produce("t", 1, delay=60)
+    await queue.produce("done", 1)
+    await complete(redis, "done")
+    await queue.produce("dead", 1)
+    await bury(redis, topic="dead")
+    await queue.produce("again", 1)
+    await retried(redis, 60, "again")
+    await claim(redis, limit=2)
+    await queue.pause("t")
+    counts = await queue.counts()
+    assert list(counts.topics) == ["again", "dead", "done", "t"]
+    t = counts.topics["t"]
+    assert (t.pending, t.processing, t.paused, t.produced) == (3, 2, True, 6)
+    assert counts.topics["done"].completed == 1
+    assert counts.topics["dead"].dead == 1
+    assert counts.topics["again"].retried == 1
+    assert not counts.topics["done"].paused
+    assert (counts.pending, counts.processing, counts.delayed, counts.dead) == (3, 2, 2, 1)
+
+
+async def test_entries_that_no_claim_delivers_are_not_counted_as_pending(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """Cancelled messages leave their entries in the lists, and one is produced again."""
+    ids = [f"m{n}" for n in range(200)]
+    for id_ in ids:
+        await queue.produce("t", 1, message_id=id_)
+    for id_ in ids[1:-1]:
+        await queue.cancel(id_)
+    await queue.produce("t", 2, message_id="m7")
+    assert await command(redis, "LLEN", PREFIX + "t:pending") == 201
+    assert (await queue.counts()).topics["t"].pending == 3
+    assert sorted(delivery.id for delivery in await claim(redis, "t", limit=2)) == ["m0", "m7"]
+    assert (await queue.counts()).topics["t"].pending == 1
+    assert [delivery.id for delivery in await claim(redis, "t", limit=1000)] == ["m199"]
+    assert (await queue.counts()).topics["t"].pending == 0
+    assert not await command(redis, "HEXISTS", PREFIX + "counters", "t:stale")
+
+
+async def test_expired_messages_are_not_counted_as_pending(queue: RedisMessageQueue, redis: Redis) -> None:
+    for id_, ttl in (("a", 60), ("b", 0.001), ("c", 60), ("d", 0.001), ("e", 60)):
+        await queue.produce("t", 1, message_id=id_, ttl=ttl)
+
+    async def expired() -> bool:
+        await store_of(redis).take_over(10, lease=15, holder="m")
+        return (await queue.counts()).topics["t"].processing == 2
+
+    await eventually(expired)
+    assert (await queue.counts()).topics["t"].pending == 3
+
+
+@pytest.mark.parametrize("stale", [b"9" * 400, b"9" * 5000, b"-3", b"x", b"77"])
+async def test_counts_survive_what_another_program_counted(
+    queue: RedisMessageQueue, redis: Redis, stale: bytes
+) -> None:
+    await queue.produce("t", 1)
+    await command(redis, "HSET", PREFIX + "counters", "t:stale", stale, "t:retried", stale)
+    assert (await queue.counts()).topics["t"].pending in (0, 1)
+
+
+async def test_workers_tell_what_they_serve(queue: RedisMessageQueue, redis: Redis) -> None:
+    assert await queue.workers() == []
+    await store_of(redis).register_worker("b", FACTS, silence=30)
+    await store_of(redis).register_worker("a", FACTS, silence=30)
+    first, second = await queue.workers()
+    assert (first.name, second.name) == ("a", "b")
+    assert (first.topics, first.concurrency, first.pid, first.started_at) == (("t",), 4, 7, 1.5)
+    assert about(first.seen_at, time.time())
+
+
+@pytest.mark.parametrize(
+    "facts", [b'{"topics":["t"],"later":{"more":1}}', b"{}", b"[]", b"\xff", b"null", b'{"topics":7}']
+)
+async def test_a_worker_of_another_version_hides_nobody(
+    queue: RedisMessageQueue, redis: Redis, facts: bytes
+) -> None:
+    await store_of(redis).register_worker("a", FACTS, silence=30)
+    await store_of(redis).register_worker("odd", facts, silence=30)
+    assert [worker.name for worker in await queue.workers()] == ["a", "odd"]
+
+
+async def test_a_real_worker_is_listed_while_it_runs(queue: RedisMessageQueue) -> None:
+    @queue.handler("t", concurrency=2)
+    async def handle(payload: int) -> None: ...
+
+    async def listed() -> bool:
+        return bool(await queue.workers())
+
+    await queue.start()
+    await eventually(listed)
+    (worker,) = await queue.workers()
+    assert worker.name.startswith(f"{queue.config.worker_name}.{os.getpid()}.")
+    assert worker.topics == ("t",)
+    assert worker.concurrency == queue.config.concurrency
+    await queue.stop()
+    assert await queue.workers() == []
+
+
+async def test_questions_can_be_asked_at_once(queue: RedisMessageQueue) -> None:
+    ids = await queue.produce_many("t", range(100))
+    facts = await asyncio.gather(*(queue.find(id_) for id_ in ids))
+    assert [fact.id for fact in facts] == ids
+    assert {fact.state for fact in facts} == {"pending"}

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import ConfigError, InvalidName, RedisMessageQueue
+from mx_rmq.storage.contract import NewMessage
+from tests.harness import read_state
+from tests.words import PREFIX, bury, claim, complete, eventually, in_order, is_sound, store_of, unchanged
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.storage.embedded import EmbeddedServer
+
+
+# -- cancel
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_message_that_has_not_started_can_be_cancelled(
+    queue: RedisMessageQueue, redis: Redis, delay: float
+) -> None:
+    for id_ in ("A1", "A2", "A3"):
+        await queue.produce("t", 1, message_id=id_, delay=delay)
+    assert await queue.cancel("A2") is True
+    assert await queue.cancel("A2") is False
+    assert (await queue.find("A2")).state == "gone"
+    assert await complete(redis) == ([] if delay else ["A1", "A3"])
+    assert await is_sound(queue)
+    assert not (await queue.produce("t", 1, message_id="A2")).duplicate
+
+
+async def test_what_runs_is_dead_or_gone_cannot_be_cancelled(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="dead")
+    await bury(redis)
+    await queue.produce("t", 1, message_id="running")
+    await claim(redis)
+    async with unchanged(redis):
+        for id_ in ("dead", "running", "unknown"):
+            assert await queue.cancel(id_) is False
+
+
+async def test_an_unreadable_message_can_be_cancelled(queue: RedisMessageQueue, redis: Redis) -> None:
+    await store_of(redis).produce("t", [NewMessage("bad", b"\xff")])
+    assert await queue.cancel("bad") is True
+    assert (await queue.find("bad")).state == "gone"
+
+
+async def test_cancel_and_a_worker_race_for_a_message_and_one_wins(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    ids = await queue.produce_many("t", range(200))
+    cancelled, deliveries = await asyncio.gather(
+        asyncio.gather(*(queue.cancel(id_) for id_ in ids)), claim(redis, limit=100)
+    )
+    claimed = {delivery.id for delivery in deliveries}
+    assert all(done != (id_ in claimed) for id_, done in zip(ids, cancelled, strict=True))
+
+
+# -- pause and resume
+
+
+async def test_a_paused_topic_is_not_delivered_but_produced_to(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    handled: list[int] = []
+
+    @queue.handler("t")
+    async def handle(payload: int) -> None:
+        handled.append(payload)
+
+    @queue.handler("other")
+    async def handle_other(payload: int) -> None:
+        handled.append(payload)
+
+    await queue.pause("t")
+    await queue.pause("t")
+    await queue.start()
+    await queue.produce("t", 1)
+    await queue.produce("other", 2)
+
+    async def other_handled() -> bool:
+        return 2 in handled
+
+    await eventually(other_handled)
+    assert (await queue.counts()).topics["t"].pending == 1
+    assert handled == [2]
+    await queue.resume("t")
+
+    async def both_handled() -> bool:
+        return 1 in handled
+
+    await eventually(both_handled)
+
+
+async def test_pausing_leaves_what_runs_alone(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    (delivery,) = await claim(redis)
+    await queue.pause("t")
+    await store_of(redis).complete("t", [(delivery, 0.0)])
+    assert (await queue.find("A1")).state == "gone"
+
+
+async def test_a_topic_can_be_paused_before_anything_is_in_it(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.pause("t")
+    await queue.produce("t", 1)
+    assert await claim(redis) == []
+    await queue.resume("t")
+    await queue.resume("t")
+    assert len(await claim(redis)) == 1
+
+
+async def test_a_paused_topic_is_counted_even_if_nothing_was_ever_in_it(queue: RedisMessageQueue) -> None:
+    """Whoever paused it must find it again."""
+    await queue.pause("t")
+    assert (await queue.counts()).topics["t"].paused
+
+
+@pytest.mark.parametrize("topic", ["", "a:b", None, 5])
+async def test_what_cannot_be_a_topic_is_refused(queue: RedisMessageQueue, redis: Redis, topic: Any) -> None:
+    async with unchanged(redis):
+        for verb in (queue.pause, queue.resume, queue.purge):
+            with pytest.raises(InvalidName, match="topic"):
+                await verb(topic)
+
+
+# -- purge
+
+
+async def test_purge_withdraws_what_is_pending_and_delayed_and_leaves_the_rest(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await queue.produce("t", 1, message_id="dead")
+    await bury(redis)
+    await queue.produce("t", 1, message_id="running")
+    await claim(redis)
+    for priority in ("high", "normal", "low"):
+        await queue.produce("t", 1, priority=priority)
+    await queue.produce("t", 1, delay=60)
+    await store_of(redis).produce("t", [NewMessage("bad", b"\xff")])
+    await queue.produce("other", 1, message_id="other")
+    await queue.produce("other", 1, message_id="later", delay=60)
+    assert await queue.purge("t") == 5
+    counts = await queue.counts()
+    assert (counts.topics["t"].pending, counts.topics["t"].processing) == (0, 1)
+    assert (counts.delayed, counts.dead) == (1, 1)
+    assert (await queue.find("running")).state == "processing"
+    assert (await queue.find("other")).state == "pending"
+    assert (await queue.find("later")).state == "delayed"
+    assert await queue.purge("t") == 0
+    assert await is_sound(queue)
+
+
+async def test_thousands_are_purged(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce_many("t", range(2500))
+    await queue.produce_many("t", range(1300), delay=60)
+    await queue.produce_many("other", range(700), delay=30)
+    assert await queue.purge("t") == 3800
+    counts = await queue.counts()
+    assert (counts.pending, counts.delayed) == (0, 700)
+    assert await queue.purge("other") == 700
+    state = await read_state(redis)
+    assert {key: value for key, value in state.items() if key not in ("delay_wake", "other:wake")} == {}
+
+
+async def test_a_message_that_failed_and_waits_is_purged(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1)
+    (delivery,) = await claim(redis)
+    await store_of(redis).retry("t", [(delivery, 60.0, delivery.body)])
+    assert await queue.purge("t") == 1
+
+
+async def test_purging_a_topic_that_never_was_does_nothing(queue: RedisMessageQueue, redis: Redis) -> None:
+    async with unchanged(redis):
+        assert await queue.purge("t") == 0
+
+
+async def test_purging_a_paused_topic_leaves_it_paused(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.pause("t")
+    await queue.produce("t", 1)
+    assert await queue.purge("t") == 1
+    assert (await queue.counts()).topics["t"].paused
+
+
+async def test_a_purged_topic_goes_on(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce_many("t", range(10))
+    await queue.purge("t")
+    receipt = await queue.produce("t", 1)
+    assert await in_order(redis) == [receipt]
+    assert await complete(redis) == [receipt]
+
+
+# -- audit
+
+
+async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="A1")
+    assert await is_sound(queue)
+    await redis.delete(f"{PREFIX}t:pending")
+    (report,) = await queue.audit()
+    assert [finding.what for finding in report.findings] == ["A1"]
+    await queue.audit(repair=True)
+    assert await is_sound(queue)
+    assert await complete(redis) == ["A1"]
+
+
+# -- a queue that is not open
+
+
+@pytest.mark.parametrize(
+    "verb", ["find", "explain", "counts", "workers", "cancel", "pause", "resume", "purge", "audit"]
+)
+async def test_a_queue_that_is_not_open_says_how_to_open_it(server: EmbeddedServer, verb: str) -> None:
+    queue = RedisMessageQueue(server.url)
+    arguments = () if verb in ("counts", "workers", "audit") else ("A1",)
+    with pytest.raises(ConfigError, match="the queue is not open; use 'async with queue:'"):
+        await getattr(queue, verb)(*arguments)

@@ -1,0 +1,105 @@
+"""What the repository shows to people runs as shown: the demo, the examples, the README."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+EXAMPLES = {
+    "hello": "hello, world",
+    "typed_payloads": r"A1: 9.90 due 24 December, attempt 1\nrefused: .*wants Order",
+    "delays": r"delayed until .* UTC\ncancelled: True\nfirst after .*\nsecond after ",
+    "retries_and_dead_letters": r"(?s)failed after 3 tries.*rejected after 1 tries.*replayed: 1\npaid 20",
+    "blocking_producer": r"produced \w{22}\nmail to ada@example.org",
+}
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_prints_what_it_promises(name: str) -> None:
+    assert re.search(EXAMPLES[name], run(f"examples/{name}.py"))
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*EXAMPLES, "fastapi_app"}
+
+
+async def test_the_web_application_handles_what_it_produces_and_stops_with_its_server() -> None:
+    from examples.fastapi_app import app, mq
+
+    async def call(method: str, path: str) -> bytes:
+        sent: list[MutableMapping[str, Any]] = []
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [],
+        }
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(part: MutableMapping[str, Any]) -> None:
+            sent.append(part)
+
+        await app(scope, receive, send)
+        assert sent[0]["status"] == 200
+        return b"".join(part.get("body", b"") for part in sent)
+
+    async with asyncio.timeout(20), app.router.lifespan_context(app):
+        await call("POST", "/signups/ada")
+        while await call("GET", "/welcomed") != b'["ada"]':
+            await asyncio.sleep(0.01)
+        assert mq._lifecycle.worker is not None
+    assert mq._lifecycle.worker is None
+
+
+def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    program = tmp_path / "quick_start.py"
+    program.write_text(code, encoding="utf-8")
+    output = run(str(program))
+    assert output.count("A1 paid at attempt 2\n") == 2
+    assert output.count("A2 paid at attempt 2\n") == 1
+
+
+def test_the_demo_loses_nothing_and_says_so() -> None:
+    last = run("-m", "mx_rmq.demo", "--messages", "1000").splitlines()[-1]
+    assert re.fullmatch(r"1,000 in, \d+ done, \d+ dead, 0 lost; audit clean; [\d.]+ s", last)
+
+
+def test_the_demo_refuses_what_it_does_not_know() -> None:
+    run("-m", "mx_rmq.demo", "--mesages", "5", code=2)
+
+
+def test_a_small_bench_measures_every_row() -> None:
+    """The figures mean nothing at this size; that every measurement runs is what counts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--json", "--scale", "0.004", "--rounds", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.count('"ok"') >= 26

@@ -1,0 +1,68 @@
+"""What a user may rely on: the exported names, and the methods of the front door."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import mx_rmq
+from mx_rmq import DeadLetters, RedisMessageQueue
+
+PACKAGE = Path(mx_rmq.__file__).parent
+
+NAMES = """
+    AuditReport Config ConfigError Context Counts DeadLetter DeadLetters EmbeddedServerError Finding Handler
+    InvalidName InvalidPayload LeaseLost Message MessageFacts MessageTooLarge MxRmqError NoHandler NotDead
+    NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry
+    RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
+    WorkerFacts WrongKeyType run run_processes
+"""
+QUEUE = """
+    audit cancel close config counts dlq explain find handler has_produce_middleware middleware open pause
+    produce produce_many produce_middleware purge resume run start stop sync workers
+"""
+OPTIONS = """
+    url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
+    stop_grace socket_timeout patience durability_timeout durability replicas poll dlq_max_age dlq_max_count
+    server_check
+"""
+
+
+def test_the_exported_names_are_these() -> None:
+    assert mx_rmq.__all__ == NAMES.split()
+    for name in mx_rmq.__all__:
+        assert getattr(mx_rmq, name).__name__ == name
+
+
+def test_the_front_door_has_these_methods() -> None:
+    queue = RedisMessageQueue("embedded://")
+    assert {name for name in dir(queue) if not name.startswith("_")} == set(QUEUE.split())
+
+
+def test_the_options_are_these() -> None:
+    assert list(inspect.signature(mx_rmq.Config).parameters) == OPTIONS.split()
+
+
+def classes() -> set[str]:
+    """The names of all public classes of the package."""
+    return {
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+
+
+def test_every_type_that_a_public_call_returns_is_exported() -> None:
+    own, seen = classes(), set()
+    for kind in (RedisMessageQueue, DeadLetters, mx_rmq.SyncProducer, mx_rmq.Handler):
+        for name, member in vars(kind).items():
+            call = member.fget if isinstance(member, property) else member
+            if name.startswith("_") or not callable(call):
+                continue
+            returns = str(inspect.signature(call).return_annotation)
+            seen |= {word for word in re.findall(r"(?<![.\w])[A-Z]\w+", returns) if word in own}
+    assert {"Receipt", "MessageFacts", "Page"} <= seen
+    assert seen - set(mx_rmq.__all__) == set()
