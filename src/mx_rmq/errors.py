@@ -69,7 +69,7 @@ class NotDurable(MxRmqError):
 
     Args:
         ids: of the messages.
-        lacking: how far the durability got, such as "1 of 2 replicas had it within 5 s".
+        lacking: how far the durability got, such as "1 of 2 replicas confirmed it within 5 s".
     """
 
     def __init__(self, ids: tuple[str, ...], lacking: str) -> None:
@@ -85,7 +85,7 @@ class NotDurable(MxRmqError):
         names = ", ".join(self.ids[:3]) + (f" and {len(self.ids) - 3} more" if len(self.ids) > 3 else "")
         return (
             f"stored on the server, but {self.lacking}: message {names}; producing it again with the same "
-            "message_id is safe: while the id is taken it is a duplicate, and is only waited for again"
+            "message_id is safe: a taken id stores nothing, produce only waits for its durability"
         )
 
 

@@ -98,10 +98,11 @@ def decode_message(body: bytes) -> Message:
     try:
         message = _message_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableMessage(f"stored bytes are no message: {error}") from error
+        raise UnreadableMessage(f"stored bytes are not a message: {error}") from error
     if message.v != FORMAT:
         raise UnreadableMessage(
-            f"message {message.id} has format {message.v}, this version reads {FORMAT}; upgrade mx-rmq here"
+            f"message {message.id} has format {message.v}, this version reads {FORMAT}; "
+            "upgrade mx-rmq in this program"
         )
     return message
 

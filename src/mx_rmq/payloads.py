@@ -145,13 +145,9 @@ def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
     if issubclass(kind, str):
         if value.isascii() or _encodable(value):
             return None
-        return "", "has half a character (a lone surrogate), which UTF-8 cannot hold"
+        return "", "has a lone surrogate, which UTF-8 cannot hold"
     if kind is float:
-        return (
-            None
-            if isfinite(value)
-            else ("", f"is {value}, which JSON has no word for; send None or a string")
-        )
+        return None if isfinite(value) else ("", f"is {value}, which JSON cannot hold; send None or a string")
     if depth == _DEPTH_LIMIT:
         return "", f"is nested more than {_DEPTH_LIMIT} deep"
     if kind is dict:
@@ -159,7 +155,7 @@ def _rewritten(value: Any, depth: int = 0) -> tuple[str, str] | None:
             if not isinstance(key, str):
                 return "", f"has the key {shown(key)}, but JSON keys are strings; write '{shown(key)}'"
             if not _encodable(key):
-                return "", f"has the key {shown(key)} with half a character (a lone surrogate)"
+                return "", f"has the key {shown(key)} with a lone surrogate"
             if problem := _rewritten(item, depth + 1):
                 return f".{key}{problem[0]}", problem[1]
         return None
@@ -188,7 +184,7 @@ def _unsound(value: Any) -> tuple[str, str] | None:
     if isinstance(value, msgspec.Raw):
         return _not_one_value(_plain_decoder, value)
     if isinstance(value, float) and not isfinite(value):
-        return "", f"is {value}, which JSON has no word for; send None or a string"
+        return "", f"is {value}, which JSON cannot hold; send None or a string"
     if isinstance(value, dict):
         items = ((f".{key}", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):

@@ -55,7 +55,7 @@ def find_queue(where: str) -> RedisMessageQueue:
     """
     module, _, name = where.partition(":")
     if not module or not name:
-        raise ConfigError(f"{where!r} names no queue; write it as package.module:name")
+        raise ConfigError(f"{where!r} does not name a queue; write it as package.module:name")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

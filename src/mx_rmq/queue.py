@@ -223,7 +223,7 @@ class RedisMessageQueue:
                 first = self._handlers[topic].__name__
                 raise ConfigError(f"topic {topic!r} already has the handler {first}; a topic has one")
             if self._lifecycle.worker is not None:
-                raise ConfigError(f"the worker is running; register the handler of {topic!r} before that")
+                raise ConfigError(f"the worker is running; register the handler of {topic!r} before start()")
             handler: Handler[Any] = Handler(
                 self,
                 topic,

@@ -73,7 +73,7 @@ class Retry:
         try:
             wait = float(backoff(attempts, error))
             if isnan(wait):
-                raise ValueError("it answered NaN")
+                raise ValueError("it returned NaN")
         except Exception as failure:  # a user's function; its failure must not affect the message
             emit(BackoffFailed(), failure)
             return self._jitter(attempts)

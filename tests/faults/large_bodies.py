@@ -87,7 +87,7 @@ async def _operate(mq: RedisMessageQueue, bodies: int) -> list[str]:
         letters = (await mq.dlq.list(limit=7, **search)).letters
         check(f"list {search}", [letter.topic for letter in letters], ["left"] * 7)
     check("groups", await mq.dlq.groups(), {("left", "ValueError"): half, ("right", "crashed"): half})
-    check("explain", "is dead since" in await mq.explain(latest.id), True)
+    check("explain", "has been dead since" in await mq.explain(latest.id), True)
     (report,) = await mq.audit()
     check("audit", report.findings, [])
     check("dead", report.places["dead"], bodies)

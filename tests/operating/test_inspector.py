@@ -156,7 +156,7 @@ async def test_a_lease_that_cannot_be_read_is_still_a_lease(
     await claim(redis)
     await command(redis, "HSET", f"{PREFIX}t:processing", "A1", lease)
     assert (await queue.find("A1")).state == "processing"
-    assert "is leased by an unknown holder" in await queue.explain("A1")
+    assert "has been leased by an unknown holder" in await queue.explain("A1")
 
 
 # -- explain
@@ -193,7 +193,7 @@ async def test_a_lease_since_a_time_that_cannot_be_read_is_explained(
     await claim(redis)
     await command(redis, "HSET", PREFIX + "t:processing", "A1", f"1@{claimed} normal inf w1 run")
     assert (await queue.find("A1")).state == "processing"
-    assert "is leased by" in await queue.explain("A1")
+    assert "has been leased by" in await queue.explain("A1")
 
 
 async def explained(queue: RedisMessageQueue, id_: str = "A1") -> str:
@@ -226,10 +226,10 @@ async def test_why_a_message_that_is_due_has_not_moved(queue: RedisMessageQueue,
 
     await eventually(due)
     assert await explained(queue) == (
-        "message A1 of topic 't' was delayed until <then>: no live worker sees to it"
+        "message A1 of topic 't' was delayed until <then>: no live worker is there to move it"
     )
     await live(redis, "w1", "other")
-    assert (await explained(queue)).endswith("<then>: 1 worker will see to it in a moment")
+    assert (await explained(queue)).endswith("<then>: 1 worker will move it shortly")
 
 
 async def test_why_a_message_of_a_paused_topic_has_not_run(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -284,7 +284,7 @@ async def test_why_an_expired_message_has_not_run(queue: RedisMessageQueue, redi
 
     await eventually(expired)
     assert await explained(queue) == (
-        "message A1 of topic 't' is pending: its lifetime ended at <then>; no live worker sees to it"
+        "message A1 of topic 't' is pending: its lifetime ended at <then>; no live worker is there to move it"
     )
 
 
@@ -292,7 +292,8 @@ async def test_why_a_running_message_has_not_ended(queue: RedisMessageQueue, red
     await queue.produce("t", 1, message_id="A1")
     await claim(redis, lease=600)
     assert await explained(queue) == (
-        "message A1 of topic 't' is leased by w1 since <then>; unless extended, the lease ends at <then>"
+        "message A1 of topic 't' has been leased by w1 since <then>; "
+        "unless extended, the lease ends at <then>"
     )
 
 
@@ -307,8 +308,8 @@ async def test_why_a_message_whose_worker_vanished_has_not_run(
 
     await eventually(lapsed)
     assert await explained(queue) == (
-        "message A1 of topic 't' is leased by w1 since <then>; the lease ran out at <then>: "
-        "no live worker sees to it"
+        "message A1 of topic 't' has been leased by w1 since <then>; the lease ran out at <then>: "
+        "no live worker is there to move it"
     )
 
 
@@ -316,7 +317,7 @@ async def test_why_a_dead_message_does_not_run(queue: RedisMessageQueue, redis: 
     await queue.produce("t", 1, message_id="A1")
     await bury(redis)
     assert await explained(queue) == (
-        "message A1 of topic 't' is dead since <then>, failed: ValueError: no; "
+        "message A1 of topic 't' has been dead since <then>, failed: ValueError: no; "
         "replay it with queue.dlq.replay()"
     )
 

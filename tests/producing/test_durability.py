@@ -115,7 +115,7 @@ async def test_a_replica_that_does_not_answer_is_an_error_that_names_the_message
 ) -> None:
     replica.pause()
     with pytest.raises(
-        NotReplicated, match=r"stored.*0 of 1 replicas had it within 0\.3 s.*A1.*safe"
+        NotReplicated, match=r"stored.*0 of 1 replicas confirmed it within 0\.3 s.*A1.*safe"
     ) as error:
         await queue.produce("t", 1, message_id="A1", durability="replicated")
     assert error.value.ids == ("A1",)
@@ -536,7 +536,7 @@ async def test_several_commands_share_one_connection_and_a_refusal_is_one_of_the
 
 
 def test_an_error_survives_a_process_boundary() -> None:
-    error = NotReplicated(("A1", "A2"), "0 of 1 replicas had it")
+    error = NotReplicated(("A1", "A2"), "0 of 1 replicas confirmed it")
     copy = pickle.loads(pickle.dumps(error))
     assert isinstance(copy, NotDurable)
     assert (copy.ids, str(copy)) == (error.ids, str(error))

@@ -87,7 +87,7 @@ async def test_a_server_that_does_not_say_its_version_is_not_refused(
     info: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await check_server(reader_of(info), mode="refuse") == []
-    assert warnings_in(caplog) == [("server.not_checked", "the server does not say its version")]
+    assert warnings_in(caplog) == [("server.not_checked", "the server's version is unknown")]
 
 
 # -- real servers

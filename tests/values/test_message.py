@@ -60,7 +60,7 @@ def test_every_field_of_a_message_comes_back() -> None:
 def test_a_message_of_another_format_is_refused(version: int) -> None:
     """A newer producer may mean something else by the same fields."""
     stored = encode_message(message(v=version))
-    refusal = f"message m1 has format {version}, this version reads 1; upgrade mx-rmq here"
+    refusal = f"message m1 has format {version}, this version reads 1; upgrade mx-rmq in this program"
     with pytest.raises(UnreadableMessage, match=refusal):
         decode_message(stored)
 
@@ -84,7 +84,7 @@ def test_a_message_of_another_format_is_refused(version: int) -> None:
 def test_a_message_with_a_missing_or_wrong_field_is_refused(change: dict[str, Any]) -> None:
     fields = json.loads(encode_message(message("x"))) | change
     stored = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-    with pytest.raises(UnreadableMessage, match="stored bytes are no message"):
+    with pytest.raises(UnreadableMessage, match="stored bytes are not a message"):
         decode_message(stored)
 
 

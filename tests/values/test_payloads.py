@@ -62,7 +62,7 @@ class Plain:
 
 
 REFUSED_AND_NAMED = [
-    (nan, "is nan, which JSON has no word for; send None or a string"),
+    (nan, "is nan, which JSON cannot hold; send None or a string"),
     (inf, "is inf"),
     (-inf, "is -inf"),
     ({1, 2}, "is a set, which would come back as something else"),
@@ -259,7 +259,7 @@ def test_nan_inside_a_typed_payload_is_refused_by_place(number: float) -> None:
         r"payload\.raw\[0\]": order(raw={number}),
     }
     for where, payload in cases.items():
-        with pytest.raises(InvalidPayload, match=f"^{where} is {number}, which JSON has no word for"):
+        with pytest.raises(InvalidPayload, match=f"^{where} is {number}, which JSON cannot hold"):
             encode_payload(payload)
 
 

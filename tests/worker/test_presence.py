@@ -527,7 +527,7 @@ async def test_without_a_right_it_is_off_and_the_start_up_check_says_so(
         seen = listen(mq)
         await mq.open()
         (said,) = events(caplog, "recovery.by_lease")
-        assert "messages of a worker that vanished wait for their lease of 1 s: NOPERM" in said.error
+        assert "messages of a vanished worker are recovered after their lease of 1 s: NOPERM" in said.error
         await mq.start()
         await eventually(lambda: len(events(caplog, "recovery.by_lease")) == 2)
 

@@ -139,7 +139,7 @@ def test_whatever_an_error_says_can_be_stored_and_read(error: Exception) -> None
 def test_a_timeout_is_a_failed_attempt() -> None:
     verdict = outcome.timed_out(message(), RUN, TWICE)
     assert isinstance(verdict, Again)
-    assert verdict.error == "TimeoutError: the handler was stopped after 0.5 s, its time was over"
+    assert verdict.error == "TimeoutError: the handler timed out after 0.5 s"
 
 
 # -- it must not run

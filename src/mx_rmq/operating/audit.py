@@ -297,7 +297,7 @@ class _Audit:
                     key = self._keys.of_queue("counters")
                     await self._command("HSET", key, topic + STALE_COUNTER, stale)
                 if not self._strays[topic]:  # else the reported strays explain it
-                    detail = f"the counters say {said} entries that no claim delivers, there are {stale}"
+                    detail = f"the counters say {said} stale entries, found {stale}"
                     self._add("counters-disagree", topic + STALE_COUNTER, topic=topic, detail=detail)
 
     async def _compare(self, topic: str, adjustment: str, said: int, found: int) -> None:
@@ -307,7 +307,7 @@ class _Audit:
             key = self._keys.of_queue("counters")
             await self._command("HINCRBY", key, f"{topic}:{adjustment}", found - said)
         place = "dead" if adjustment == "adjusted_dead" else "live"
-        detail = f"the counters say {said} {place}, there are {found}"
+        detail = f"the counters say {said} {place}, found {found}"
         self._add("counters-disagree", topic, topic=topic, detail=detail)
 
     # -- reading

@@ -96,11 +96,10 @@ class Inspector:
                 return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
             case "dead":
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
-                return (
-                    f"{name} is dead since {_when(facts.died_at)}, {why}; replay it with queue.dlq.replay()"
-                )
+                dead = f"{name} has been dead since {_when(facts.died_at)}"
+                return f"{dead}, {why}; replay it with queue.dlq.replay()"
             case "processing":
-                leased = f"{name} is leased by {facts.holder} since {_when(facts.claimed_at)}"
+                leased = f"{name} has been leased by {facts.holder} since {_when(facts.claimed_at)}"
                 if await self._is_over(facts.lease_until):
                     return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
                 return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
@@ -137,7 +136,9 @@ class Inspector:
     async def _mover(self) -> str:
         """Say whether a worker will move an overdue message. Any worker does, whatever topics it serves."""
         workers = await self.workers()
-        return f"{_workers(workers)} will see to it in a moment" if workers else "no live worker sees to it"
+        return (
+            f"{_workers(workers)} will move it shortly" if workers else "no live worker is there to move it"
+        )
 
 
 def _facts_of(id_: str, live: Live) -> MessageFacts:

@@ -106,8 +106,8 @@ class SyncProducer:
         except Waited:
             what = f"message {stored[0]} was stored before that" if stored else "nothing was stored"
             raise ConfigError(
-                "in mq.sync, which has no event loop, a produce middleware must not wait for anything but "
-                f"call_next, but one did; {what}; use await mq.produce"
+                "a produce middleware awaited something else than call_next, but mq.sync has no event loop; "
+                f"{what}; use await mq.produce"
             ) from None
 
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:

@@ -159,7 +159,7 @@ class BlockingConnections:
             if now_left < left:
                 left, moved_at = now_left, time.monotonic()
             elif time.monotonic() - moved_at > self._timeout:
-                raise RedisTimeoutError(f"nothing left for {self._timeout:g} s")
+                raise RedisTimeoutError(f"no bytes could be sent for {self._timeout:g} s")
 
     def _give_up(self, connection: Any) -> None:
         """Close a connection and all idle ones; its unsent bytes must not arrive later."""

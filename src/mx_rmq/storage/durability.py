@@ -50,7 +50,7 @@ class Durable(ABC):
         if isinstance(reached, ServerUnavailable):
             raise reached
         if isinstance(reached, Exception):
-            raise self.error((), f"the server could not wait for more: {reached}")
+            raise self.error((), f"WAIT failed: {reached}")
         if lacking := self.lacking(reached):
             raise self.error((), f"{lacking} within {self._timeout:g} s")
         return reply
@@ -88,7 +88,7 @@ class OnDisk(Durable):
         if policy == [b"appendfsync", b"everysec"] and await self._answers_too_soon():
             raise UnsafeServer(
                 "this server answers WAITAOF before its disk has the message, unless appendfsync is always; "
-                "set it to that for durability 'disk'; nothing was stored"
+                "set appendfsync to always for durability 'disk'; nothing was stored"
             )
 
     async def _answers_too_soon(self) -> bool:
@@ -124,7 +124,7 @@ class OnReplicas(Durable):
 
     def lacking(self, reached: Any) -> str:
         """WAIT replies with the number of replicas that have it."""
-        return "" if reached >= self._replicas else f"{reached} of {self._replicas} replicas had it"
+        return "" if reached >= self._replicas else f"{reached} of {self._replicas} replicas confirmed it"
 
 
 WAITS: dict[Durability, type[OnDisk | OnReplicas]] = {"disk": OnDisk, "replicated": OnReplicas}

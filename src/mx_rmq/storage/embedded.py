@@ -113,7 +113,7 @@ def open_url(url: str) -> EmbeddedServer:
     path = unquote(parts.path)
     if not url.startswith("embedded://") or parts.netloc or parts.query or parts.fragment or path == "/":
         raise EmbeddedServerError(
-            f"{url!r} is no embedded server; write embedded:// for a private one in memory "
+            f"{url!r} is not the URL of an embedded server; write embedded:// for a private one in memory "
             "or embedded:///absolute/path for a persistent one in that directory"
         )
     return EmbeddedServer.open(Path(path) if path else None)

@@ -130,7 +130,7 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
     try:
         pool.connection_class(**options)
     except (TypeError, ValueError, RedisError) as error:
-        raise ConfigError(f"an option in the server's URL makes no sense: {error}") from None
+        raise ConfigError(f"an option in the server's URL is wrong: {error}") from None
     return pool
 
 
@@ -160,8 +160,8 @@ def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ConfigError(
-                f"the server's certificate is refused: {cause.verify_message or cause!s:.200}; name who "
-                "signed it with ssl_ca_certs=FILE in the URL, and the host as the certificate does"
+                f"the server's certificate is refused: {cause.verify_message or cause!s:.200}; give the "
+                "CA's file with ssl_ca_certs=FILE in the URL, and use the host name in the certificate"
             )
         if isinstance(cause, ssl.SSLError) and any(
             word in (cause.reason or "") for word in ("ALERT_CERTIFICATE", "BAD_CERTIFICATE", "UNKNOWN_CA")

@@ -46,7 +46,7 @@ async def check_server(
     version = info.get(f"{kind}_version", "unknown")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not numbers:
-        emit(ServerNotChecked(error="the server does not say its version"))
+        emit(ServerNotChecked(error="the server's version is unknown"))
     elif numbers < _LEAST[kind]:
         least = ".".join(map(str, _LEAST[kind]))
         raise UnsafeServer(f"the server is {kind} {version}; mx-rmq needs {least} or later")
@@ -80,7 +80,7 @@ async def check_recovery(queries: Queries, *, lease: float) -> str:
         await queries.own_connection()
         await queries.registered()
     except ResponseError as error:
-        problem = f"messages of a worker that vanished wait for their lease of {lease:g} s: {error}"
+        problem = f"messages of a vanished worker are recovered after their lease of {lease:g} s: {error}"
         emit(RecoveryByLease(error=problem))
         return problem
     return ""

@@ -146,7 +146,7 @@ class Wire(asyncio.Protocol):
                 elif not future.done():
                     future.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
-            self.lose(f"the server sent something that is no reply: {error}")
+            self.lose(f"the server's reply cannot be read: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The server closed the connection, or the network lost it."""

@@ -83,7 +83,10 @@ class Context:
         if not is_number(seconds) or not seconds > 0:
             raise refusal("the time for extend()", "seconds > 0", seconds)
         if self._job.end is not None:
-            raise LeaseLost(f"message {self.message_id} of topic {self.topic!r} is not ours any more")
+            raise LeaseLost(
+                f"message {self.message_id} of topic {self.topic!r} cannot be extended: "
+                "its handler timed out, or another worker has it"
+            )
         self._job.extend(seconds)
 
     def __repr__(self) -> str:

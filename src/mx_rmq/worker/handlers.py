@@ -56,7 +56,7 @@ class Handler(Generic[P]):
     ) -> None:
         self.topic = check_name("topic", topic)
         if not callable(function):
-            raise ConfigError(f"{function!r} cannot handle topic {topic!r}: it is no function")
+            raise ConfigError(f"{function!r} cannot handle topic {topic!r}: it is not a function")
         check_whole(f"concurrency of topic {topic!r}", concurrency, 1, none="the queue's")
         check_whole(f"batch of topic {topic!r}", batch, 1, BATCH, none="single messages")
         check_seconds(f"linger of topic {topic!r}", linger)

@@ -116,7 +116,7 @@ def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Ag
 
 def timed_out(message: Message, run: Run, retry: Retry) -> Again | Died:
     """The handler was stopped at its timeout."""
-    error = TimeoutError(f"the handler was stopped after {run.took:.3g} s, its time was over")
+    error = TimeoutError(f"the handler timed out after {run.took:.3g} s")
     return failed(message, error, run, retry)
 
 

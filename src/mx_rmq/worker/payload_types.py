@@ -78,7 +78,9 @@ def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[Paylo
     if not positional or len(required) > 2 or demanded:
         raise ConfigError(f"handler {name} must take a payload, or a payload and a context")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"handler {name} is a generator, which does nothing when called; let it return")
+        raise ConfigError(
+            f"handler {name} is a generator: calling it runs nothing; use return instead of yield"
+        )
     wanted = _annotation(function, positional[0])
     if batch:
         if wanted is not Any and get_origin(wanted) is not list and wanted is not list:

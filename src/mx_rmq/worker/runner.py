@@ -16,7 +16,7 @@ from mx_rmq.storage.resend import resend
 from mx_rmq.worker import fork, outcome
 from mx_rmq.worker.holdings import End
 from mx_rmq.worker.invocation import invocation_of
-from mx_rmq.worker.outcome import LOST, RETURNED, Run, Verdict
+from mx_rmq.worker.outcome import LOST, RETURNED, Done, Run, Verdict
 from mx_rmq.worker.settler import announce
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class Runner:
 
     def _settle(self, job: Job, verdict: Verdict) -> None:
         if job in job.holdings.jobs:  # else the worker has stopped and given it up
-            announce(job.delivery, verdict)
+            if not isinstance(verdict, Done):
+                announce(job.delivery, verdict)
             self._settlers[job.holdings].put(job, verdict)
 
     # -- messages that may have crashed workers
