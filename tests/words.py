@@ -184,7 +184,7 @@ async def is_sound(mq: RedisMessageQueue) -> bool:
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
     """The log records of one event."""
-    return [record for record in caplog.records if record.getMessage() == name]
+    return [record for record in caplog.records if getattr(record, "event", "") == name]
 
 
 # -- a server

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from mx_rmq.errors import ConfigError, InvalidName
 from mx_rmq.limits import MOST_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+Duration = float | timedelta
+"""Seconds, or a ``timedelta``."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-_NAMES = re.compile(rf"{_NAME.pattern}(?: {_NAME.pattern})*", re.ASCII)
+# What a message stores beside its body has its id and one of these endings as name.
+_LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)", re.ASCII)
+_LABELS = re.compile(rf"{_LABEL.pattern}(?: {_LABEL.pattern})*", re.ASCII)
 
 
 def refusal(what: str, rule: str, given: object) -> ConfigError:
@@ -22,8 +31,8 @@ def refusal(what: str, rule: str, given: object) -> ConfigError:
 
 def check_seconds(
     what: str, value: Any, *, least: float = 0.0, above: float | None = None, none: str = ""
-) -> None:
-    """Refuse a value that is not a duration.
+) -> Any:
+    """Return a duration in seconds; a ``timedelta`` is one too.
 
     Args:
         what: the option's name.
@@ -36,10 +45,14 @@ def check_seconds(
         ConfigError: says what the value must be.
     """
     if value is None and none:
-        return
+        return None
+    given = value
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if not is_number(value) or not least <= value < MOST_SECONDS or (above is not None and value <= above):
         bound = f">= {least:g}" if above is None else f"> {above:g}"
-        raise refusal(what, f"seconds {bound}{f', or None for {none}' if none else ''}", value)
+        raise refusal(what, f"seconds {bound}{f', or None for {none}' if none else ''}", given)
+    return value
 
 
 def check_whole(what: str, value: object, least: int, most: int | None = None, *, none: str = "") -> None:
@@ -71,8 +84,31 @@ def check_choice(what: str, value: object, choices: Sequence[str]) -> None:
         raise refusal(what, f"{', '.join(others)} or {last}" if others else last, value)
 
 
+def refuse_unknown(
+    what: str, given: Iterable[str], known: Collection[str], hints: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse an option that there is not.
+
+    Args:
+        what: which options, such as ``option of produce``.
+        given: their names.
+        known: those that there are.
+        hints: what to write instead, for names that other libraries use.
+
+    Raises:
+        ConfigError: names the closest one.
+    """
+    for name in given:
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, known, 1)
+        instead = hints.get(name) or (repr(close[0]) if close else "")
+        hint = f"did you mean {instead}?" if instead else f"known are: {', '.join(known)}"
+        raise ConfigError(f"there is no {what} {name!r}; {hint}")
+
+
 def check_name(what: str, value: object) -> str:
-    """Return *value* as a plain string if it is a valid name of a *what* ("topic", "message id", …).
+    """Return *value* as a plain string if it is a valid name of a *what*, such as a queue.
 
     Raises:
         InvalidName: it is not a string of 1 to 128 letters, digits and ``_ . -``.
@@ -82,19 +118,46 @@ def check_name(what: str, value: object) -> str:
     raise InvalidName(f"a {what} must be 1 to 128 letters, digits and _ . - only, got {shown(value)}")
 
 
-def is_name(value: str | bytes) -> bool:
-    """Whether this is a valid topic name or message id; takes bytes as the server returns them too."""
+def check_topic(value: object) -> str:
+    """Return a topic as a plain string.
+
+    Raises:
+        InvalidName: it cannot be one.
+    """
+    return _check_label("topic", value)
+
+
+def check_id(value: object) -> str:
+    """Return a message id as a plain string; a whole number or a UUID is one too.
+
+    Raises:
+        InvalidName: it cannot be one.
+    """
+    if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+        value = str(value)
+    return _check_label("message id", value)
+
+
+def _check_label(what: str, value: object) -> str:
+    if isinstance(value, str) and _LABEL.fullmatch(value):
+        return plain(value)
+    rule = "1 to 128 letters, digits and _ . - : @ / # + only, not ending in :queue, :keep or :error"
+    raise InvalidName(f"a {what} must be {rule}, got {shown(value)}")
+
+
+def is_label(value: str | bytes) -> bool:
+    """Whether this is a valid topic or message id; takes bytes as the server returns them too."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return _NAME.fullmatch(text) is not None
+    return _LABEL.fullmatch(text) is not None
 
 
-def are_names(values: Collection[str]) -> bool:
-    """Whether all of these are valid names; much cheaper than one check per name."""
+def are_labels(values: Collection[str]) -> bool:
+    """Whether all of these are valid topics or message ids; much cheaper than one check for each."""
     try:
         joined = " ".join(values)
     except TypeError:  # one of them is not a string
         return False
-    return _NAMES.fullmatch(joined) is not None and joined.count(" ") == len(values) - 1
+    return _LABELS.fullmatch(joined) is not None and joined.count(" ") == len(values) - 1
 
 
 def plain(text: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import socket
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from mx_rmq.checks import check_choice, check_name, check_seconds, check_whole, refusal
+from mx_rmq.checks import check_choice, check_name, check_seconds, check_whole, refusal, refuse_unknown
 from mx_rmq.errors import ConfigError
 from mx_rmq.limits import CALL_MEMORY, MAX_BYTES
 from mx_rmq.retry import Retry
@@ -39,6 +38,15 @@ _SHORTEST = {
 }
 _OPTIONAL = {"timeout": "no limit", "ttl": "no end", "dlq_max_age": "no limit"}
 _WHOLE = {"concurrency": 1, "prefetch": 0, "crash_limit": 1, "max_bytes": 256, "replicas": 1}
+
+_ELSEWHERE = {
+    "max_retries": "retry=Retry(max_attempts=…)",
+    "queue_name": "name",
+    "grace": "stop_grace",
+    "worker": "worker_name",
+    "check": "server_check",
+}
+"""Names that other libraries or earlier versions use."""
 
 _PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
 """Host, port and database; any other text may be part of a password."""
@@ -107,12 +115,7 @@ class Config:
         Raises:
             ConfigError: an option is unknown or its value is invalid.
         """
-        known = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"
-                raise ConfigError(f"there is no option {name!r}; {hint}")
+        refuse_unknown("option", options, [f.name for f in fields(cls)], _ELSEWHERE)
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -121,12 +124,14 @@ class Config:
         check_name("queue", self.name)
         if len(check_name("worker_name", self.worker_name)) > 80:
             raise refusal("worker_name", "at most 80 characters", self.worker_name)
-        for name, shortest in _SHORTEST.items():
-            check_seconds(name, getattr(self, name), least=shortest)
-        for name, none in _OPTIONAL.items():
-            check_seconds(name, getattr(self, name), least=0.001, none=none)
+        seconds: dict[str, dict[str, Any]] = {
+            name: {"least": shortest} for name, shortest in _SHORTEST.items()
+        }
+        seconds |= {name: {"least": 0.001, "none": none} for name, none in _OPTIONAL.items()}
         # A worker needs up to half a second to notice a cut connection and to reconnect.
-        check_seconds("recovery_grace", self.recovery_grace, least=0.5, none="the lease")
+        seconds["recovery_grace"] = {"least": 0.5, "none": "the lease"}
+        for name, rule in seconds.items():
+            object.__setattr__(self, name, check_seconds(name, getattr(self, name), **rule))
         if self.patience + self.socket_timeout + self.durability_timeout > CALL_MEMORY:
             raise ConfigError(
                 f"patience + socket_timeout + durability_timeout must be at most {CALL_MEMORY:g} seconds, "

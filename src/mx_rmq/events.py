@@ -28,6 +28,8 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event"):
     """Something that happened; the tag is the event's name."""
 
     level: ClassVar[int] = logging.INFO
+    says: ClassVar[str] = ""
+    """What happened, as a template over the fields and properties."""
 
     @property
     def name(self) -> str:
@@ -35,9 +37,25 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event"):
         return str(self.__struct_config__.tag)
 
     @property
+    def text(self) -> str:
+        """What happened, with the facts in the text."""
+        return self.says.format_map(_Facts(self))
+
+    @property
     def fields(self) -> dict[str, object]:
         """The event's fields by name."""
         return {field: getattr(self, field) for field in self.__struct_fields__}
+
+
+class _Facts(dict[str, object]):
+    """The fields and properties of an event by name, as ``format_map`` wants them."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def __missing__(self, name: str) -> object:
+        return getattr(self._event, name)
 
 
 def emit(event: Event, exception: BaseException | None = None) -> None:
@@ -87,6 +105,7 @@ class MessageCompleted(Event, tag="message.completed"):
     """A handler succeeded and the server has recorded it."""
 
     level = logging.DEBUG
+    says = "{topic} {id} ran for {seconds:.3g} s"
     topic: str
     id: str
     seconds: float
@@ -97,10 +116,25 @@ class MessageCompleted(Event, tag="message.completed"):
 class MessageRetried(Event, tag="message.retried"):
     """A handler failed; the message runs again after *delay* seconds."""
 
+    says = (
+        "{topic} {id} attempt {attempt} of {max_attempts} failed after {seconds:.2g} s, again in "
+        "{delay:.2g} s: {error}{at}"
+    )
     topic: str
     id: str
-    error: str
+    attempt: int
+    max_attempts: int
+    seconds: float
+    """How long the handler ran."""
     delay: float
+    error: str
+    place: str = ""
+    """The last line of the user's code: file, line and function."""
+
+    @property
+    def at(self) -> str:
+        """Where, for the text."""
+        return f" ({self.place})" if self.place else ""
 
 
 @_kind
@@ -108,22 +142,38 @@ class MessageDead(Event, tag="message.dead"):
     """A message went to the DLQ."""
 
     level = logging.WARNING
+    says = "{topic} {id} is dead ({reason}){after}: {error}{at}; replay it with queue.dlq.replay({id!r})"
     topic: str
     id: str
     reason: str
     error: str
+    attempts: int = 0
+    place: str = ""
+    """The last line of the user's code: file, line and function."""
     previous: str = ""
     """The worker that held it, if a monitor took it over."""
 
+    @property
+    def at(self) -> str:
+        """Where, for the text."""
+        return f" ({self.place})" if self.place else ""
+
+    @property
+    def after(self) -> str:
+        """After how many attempts, for the text."""
+        return f" after {self.attempts} attempt{'' if self.attempts == 1 else 's'}" if self.attempts else ""
+
 
 @_kind
-class MessageRecovered(Event, tag="message.recovered"):
-    """A monitor took a message over from a worker that let its lease run out."""
+class MessagesRecovered(Event, tag="messages.recovered"):
+    """A monitor took messages over from a worker that let their leases run out."""
 
     level = logging.WARNING
+    says = "{messages} of {topic} were taken over from {previous} and run again"
     topic: str
-    id: str
+    messages: int
     previous: str
+    ids: list[str]
 
 
 @_kind
@@ -131,6 +181,7 @@ class MessagePoisoned(Event, tag="message.poisoned"):
     """The stored data of a message cannot be used; the audit can repair it."""
 
     level = logging.ERROR
+    says = "{id} ({place}) cannot be read or has no topic; run queue.audit(repair=True)"
     id: str
     place: str
 
@@ -140,6 +191,7 @@ class MessageCleaned(Event, tag="message.cleaned"):
     """An entry without a message was removed."""
 
     level = logging.WARNING
+    says = "removed what was left of {id}, which has no body"
     id: str
 
 
@@ -148,6 +200,7 @@ class LeaseLost(Event, tag="lease.lost"):
     """A message belongs to another worker now; the result of the handler here is ignored."""
 
     level = logging.WARNING
+    says = "{topic} {id} belongs to another worker now; what its handler did here does not count"
     topic: str
     id: str
     token: str
@@ -158,6 +211,7 @@ class StartNotNoted(Event, tag="start.not_noted"):
     """The start of a message could not be noted on the server; a crash will not count against it."""
 
     level = logging.WARNING
+    says = "that messages of {topic} begin could not be noted, so a crash is not blamed on them: {error}"
     topic: str
     error: str
 
@@ -167,6 +221,10 @@ class SettleFailed(Event, tag="settle.failed"):
     """Messages could not be settled; they run again when their leases run out."""
 
     level = logging.ERROR
+    says = (
+        "{messages} messages of {topic} could not be settled ({verdict}); they run again after "
+        "their leases: {error}"
+    )
     verdict: str
     topic: str
     messages: int
@@ -178,6 +236,9 @@ class SettleGivenUp(Event, tag="settle.given_up"):
     """The worker stopped before messages could be settled; they run again."""
 
     level = logging.ERROR
+    says = (
+        "messages of {topic} were not settled ({verdict}) before the stop; they run again after their leases"
+    )
     verdict: str
     topic: str
 
@@ -187,6 +248,7 @@ class SettleDelayed(Event, tag="settle.delayed"):
     """The lease keeper could not settle messages in place of a hung event loop; it tries again."""
 
     level = logging.WARNING
+    says = "{messages} messages of {topic} could not be settled ({verdict}); trying again: {error}"
     verdict: str
     topic: str
     messages: int
@@ -200,14 +262,24 @@ class SettleDelayed(Event, tag="settle.delayed"):
 class WorkerStarted(Event, tag="worker.started"):
     """A worker has started and serves its topics."""
 
+    says = "{queue} at {server}, topics {topic_names}; {concurrency} at once"
     worker: str
+    queue: str
+    server: str
     topics: list[str]
+    concurrency: int
+
+    @property
+    def topic_names(self) -> str:
+        """The topics, for the text."""
+        return ", ".join(self.topics)
 
 
 @_kind
 class WorkerStopped(Event, tag="worker.stopped"):
     """A worker has stopped."""
 
+    says = "{worker}"
     worker: str
 
 
@@ -216,6 +288,7 @@ class WorkerNotStarted(Event, tag="worker.not_started"):
     """A worker could not be started."""
 
     level = logging.ERROR
+    says = "{error}"
     error: str
 
 
@@ -224,6 +297,7 @@ class WorkerNotSignedOff(Event, tag="worker.not_signed_off"):
     """A worker stopped, but could not remove its registration from the server."""
 
     level = logging.WARNING
+    says = "the server could not be told that this worker stopped; others notice within seconds: {error}"
     error: str
 
 
@@ -232,6 +306,7 @@ class StopGraceOver(Event, tag="worker.grace_over"):
     """Handlers still ran when ``stop_grace`` was over; they are being stopped."""
 
     level = logging.WARNING
+    says = "{running} messages still ran when stop_grace was over; their handlers are being cancelled"
     running: int
 
 
@@ -240,6 +315,7 @@ class HandlersIgnoreStop(Event, tag="worker.handlers_ignore_stop"):
     """Handlers did not end when they were cancelled; their leases run out."""
 
     level = logging.ERROR
+    says = "{running} handlers ignore their cancellation; their messages run again after their leases"
     running: int
 
 
@@ -248,6 +324,7 @@ class WorkerVanished(Event, tag="worker.vanished"):
     """Another worker's connection is gone; its messages are taken over."""
 
     level = logging.WARNING
+    says = "{worker} is gone; its {messages} messages are taken over"
     worker: str
     messages: int
 
@@ -257,6 +334,7 @@ class RecoveryByLease(Event, tag="recovery.by_lease"):
     """Vanished workers cannot be detected on this server; their messages wait until the leases run out."""
 
     level = logging.WARNING
+    says = "{error}"
     error: str
 
 
@@ -264,6 +342,7 @@ class RecoveryByLease(Event, tag="recovery.by_lease"):
 class RecoveryWaits(Event, tag="recovery.waits"):
     """After an outage, take-overs wait so that living workers can extend their leases first."""
 
+    says = "the server was away; owners of messages have {seconds:.3g} s to extend their leases"
     seconds: float
 
 
@@ -272,6 +351,7 @@ class TopicFailed(Event, tag="topic.failed"):
     """The server refuses the commands for one topic; the other topics go on."""
 
     level = logging.ERROR
+    says = "the server refuses topic {topic}: {error}"
     topic: str
     error: str
 
@@ -280,6 +360,7 @@ class TopicFailed(Event, tag="topic.failed"):
 class ClaimGivenBack(Event, tag="claim.given_back"):
     """Messages leased by a claim whose reply was lost went back to their lanes."""
 
+    says = "{messages} messages of {topic}, claimed without a reply, went back to the queue"
     topic: str
     messages: int
 
@@ -289,6 +370,7 @@ class ClaimNotGivenBack(Event, tag="claim.not_given_back"):
     """The leases of a claim whose reply was lost cannot be read; they run out."""
 
     level = logging.WARNING
+    says = "messages of {topic}, claimed without a reply, wait for their leases: {error}"
     topic: str
     error: str
 
@@ -298,6 +380,7 @@ class WakeFailed(Event, tag="wake.failed"):
     """Waiting for wake tokens fails; the topics are polled ten times a second instead."""
 
     level = logging.ERROR
+    says = "wake tokens cannot be waited for, looking ten times a second: {error}"
     keys: list[str]
     error: str
 
@@ -307,6 +390,10 @@ class LeasesSlow(Event, tag="leases.slow"):
     """The thread that extends leases gets too little time; handlers hold the interpreter."""
 
     level = logging.WARNING
+    says = (
+        "extending leases took {seconds:.3g} s of a lease of {lease:g} s: handlers hold the "
+        "interpreter; use fewer threads or more processes"
+    )
     seconds: float
     lease: float
 
@@ -316,6 +403,7 @@ class LeasesNotExtended(Event, tag="leases.not_extended"):
     """Leases could not be extended; the worker tries again."""
 
     level = logging.WARNING
+    says = "leases could not be extended, trying again: {error}"
     error: str
 
 
@@ -324,6 +412,7 @@ class LoopHangs(Event, tag="loop.hangs"):
     """A handler blocks the event loop; the lease keeper settles what the loop cannot."""
 
     level = logging.WARNING
+    says = "the event loop has been blocked for {seconds:.3g} s; settled without it: {settled}"
     seconds: float
     settled: dict[str, int]
 
@@ -333,6 +422,7 @@ class ServiceFailed(Event, tag="service.failed"):
     """A service of the worker raised an unexpected error; it goes on."""
 
     level = logging.ERROR
+    says = "the {service} met an unexpected error and goes on"
     service: str
 
 
@@ -341,6 +431,7 @@ class RunnerFailed(Event, tag="runner.failed"):
     """An unexpected error occurred while running a message, outside its handler; its lease runs out."""
 
     level = logging.ERROR
+    says = "a message of {topic} met an unexpected error outside its handler; it runs again after its lease"
     topic: str
 
 
@@ -349,6 +440,7 @@ class BackoffFailed(Event, tag="retry.backoff_failed"):
     """A backoff function failed; the exponential wait is used instead."""
 
     level = logging.ERROR
+    says = "a backoff function raised; the wait is exponential"
 
 
 # -- the server
@@ -356,10 +448,11 @@ class BackoffFailed(Event, tag="retry.backoff_failed"):
 
 @_kind
 class ServerUnavailable(Event, tag="server.unavailable"):
-    """The server cannot be reached or refuses commands; the service tries again."""
+    """The server cannot be reached or refuses commands; told once per outage, then once a minute."""
 
     level = logging.WARNING
-    service: str
+    says = "{server}: {error}"
+    server: str
     error: str
 
 
@@ -367,7 +460,10 @@ class ServerUnavailable(Event, tag="server.unavailable"):
 class ServerBack(Event, tag="server.back"):
     """The server answers again."""
 
-    service: str
+    says = "{server} answers again after {seconds:.3g} s"
+    server: str
+    seconds: float
+    """How long it was away."""
 
 
 @_kind
@@ -375,6 +471,7 @@ class ServerUnsafe(Event, tag="server.unsafe"):
     """The server could lose messages."""
 
     level = logging.WARNING
+    says = "{problem}"
     problem: str
 
 
@@ -383,6 +480,7 @@ class ServerNotChecked(Event, tag="server.not_checked"):
     """It could not be checked whether the server could lose messages."""
 
     level = logging.WARNING
+    says = "whether the server could lose messages is not known: {error}"
     error: str
 
 
@@ -391,6 +489,7 @@ class EmbeddedRestarted(Event, tag="embedded.restarted"):
     """The embedded server was gone and runs again."""
 
     level = logging.ERROR
+    says = "the embedded server was gone and runs again as process {pid}; lost: {lost}"
     pid: int
     lost: str
 
@@ -400,7 +499,19 @@ class EmbeddedNotRestarted(Event, tag="embedded.not_restarted"):
     """The embedded server is gone and does not start again."""
 
     level = logging.ERROR
+    says = "the embedded server is gone and does not start again: {error}"
     error: str
+
+
+@_kind
+class EmbeddedEnded(Event, tag="embedded.ended"):
+    """A private embedded server ended with messages in it."""
+
+    level = logging.WARNING
+    says = (
+        "the private server ended with {messages} messages in it, which are gone; embedded:///path keeps them"
+    )
+    messages: int
 
 
 @_kind
@@ -408,5 +519,22 @@ class ProcessDied(Event, tag="process.died"):
     """A process of ``run_processes`` ended by itself; another is started."""
 
     level = logging.ERROR
+    says = "process {pid} ended with exit code {exit_code}{because}; another one is started"
     pid: int
     exit_code: int | None
+    reason: str = ""
+
+    @property
+    def because(self) -> str:
+        """Why, for the text."""
+        return f" ({self.reason})" if self.reason else ""
+
+
+@_kind
+class ProcessesGivenUp(Event, tag="processes.given_up"):
+    """The processes of ``run_processes`` died at once, again and again."""
+
+    level = logging.ERROR
+    says = "the processes died at once {tries} times: {reason}"
+    tries: int
+    reason: str

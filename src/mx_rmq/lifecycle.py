@@ -114,6 +114,7 @@ class Lifecycle:
         self._handlers = handlers
         self._middleware = middleware
         self._session: _Session | None = None
+        self._runs = False
 
     # -- open and close
 
@@ -182,26 +183,33 @@ class Lifecycle:
             shards.append(Shard(await self._enter(), self._config, revive=revive))
             if self._config.server_check != "off":
                 for shard in shards:
-                    await self._check(Queries(shard.store))
+                    await self._check(shard)
             return Opened(shards, Producer(self._config, shards))
         except BaseException:
             await self._disconnect(shards)
             raise
 
-    async def _check(self, queries: Queries) -> None:
-        config = self._config
-        look = partial(
-            check_server,
-            queries,
-            mode=config.server_check,
-            private=config.url == "embedded://",
-            durability=config.durability,
-            replicas=config.replicas,
-        )
-        await resend(look, patience=config.patience)
+    async def _check(self, shard: Shard) -> None:
+        config, queries, availability = self._config, Queries(shard.store), shard.availability
+        checks: list[Callable[[], Awaitable[object]]] = [
+            partial(
+                check_server,
+                queries,
+                mode=config.server_check,
+                private=config.url == "embedded://",
+                durability=config.durability,
+                replicas=config.replicas,
+            )
+        ]
         if config.recovery_grace is not None:
-            recovery = partial(check_recovery, queries, lease=config.lease)
-            await resend(recovery, patience=config.patience)
+            checks.append(partial(check_recovery, queries, lease=config.lease))
+
+        def failed(error: Exception, _wait: float) -> None:
+            availability.lost("start", error, f"trying for {config.patience:g} s")
+
+        for check in checks:
+            await resend(check, patience=config.patience, failed=failed)
+        availability.back("start")
 
     async def _enter(self) -> str:
         """The URL to connect to; an embedded server is not left running if this is cancelled."""
@@ -272,6 +280,9 @@ class Lifecycle:
 
         A signal that was ignored before stays ignored.
         """
+        if self._runs:
+            raise ConfigError("the queue runs already; call run() once, or start() inside an application")
+        self._runs = True
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
 
@@ -294,6 +305,7 @@ class Lifecycle:
             try:
                 await close()
             finally:
+                self._runs = False
                 for number in signals:
                     loop.remove_signal_handler(number)
 

@@ -34,6 +34,8 @@ class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
     worker: str
     took: float = 0.0
     error: str
+    trace: str = ""
+    """The last frames of the user's code; files, lines and functions."""
 
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -70,6 +72,8 @@ class Death(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str = ""
     kind: str = ""
     """The class of the error, by which dead messages are grouped."""
+    place: str = ""
+    """The last frame of the user's code, by which they are grouped too."""
 
 
 def _as_plain(value: Any) -> str:

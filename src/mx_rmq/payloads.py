@@ -97,6 +97,15 @@ def _raw_in(kind: type) -> Literal["said", "possible", "no"]:
     )
 
 
+def unknown_types_in(kind: Any) -> str:
+    """The classes inside a type that msgspec cannot decode; empty if there are none."""
+    try:
+        inside = _types_in(inspect.type_info(kind), {})
+    except Exception:  # a type that msgspec decodes but cannot explain
+        return ""
+    return ", ".join(sorted({each.cls.__name__ for each in inside if isinstance(each, inspect.CustomType)}))
+
+
 def _not_one_value(
     decoder: msgspec.json.Decoder[Any], encoded: bytes | msgspec.Raw
 ) -> tuple[str, str] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Never, TypeVar, overload
 
-from mx_rmq.checks import check_name
+from mx_rmq.checks import check_topic, refuse_unknown
 from mx_rmq.config import Config
 from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.lifecycle import Lifecycle
@@ -15,20 +16,29 @@ from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.topics import Topics
 from mx_rmq.producing.middleware import around
-from mx_rmq.producing.options import DEFAULT, check_options, checked_headers, refuse_one_id
+from mx_rmq.producing.options import (
+    DEFAULT,
+    check_options,
+    checked_headers,
+    messages,
+    refuse_one_id,
+    refuse_unknown_options,
+)
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
     from types import TracebackType
 
+    from mx_rmq.checks import Duration
     from mx_rmq.config import Durability
     from mx_rmq.message import Lane
     from mx_rmq.operating.audit import AuditReport
     from mx_rmq.operating.inspector import MessageFacts
     from mx_rmq.producing.middleware import ProduceLayer
-    from mx_rmq.producing.options import Ttl
+    from mx_rmq.producing.options import MessageId, Ttl
     from mx_rmq.producing.producer import Producer
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
@@ -36,6 +46,19 @@ if TYPE_CHECKING:
     from mx_rmq.worker.handlers import Handler, Middleware
 
 P = TypeVar("P")
+
+_HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger")
+_HANDLERS_ELSEWHERE = {
+    "max_retries": "retry=Retry(max_attempts=…)",
+    "max_tries": "retry=Retry(max_attempts=…)",
+    "max_attempts": "retry=Retry(max_attempts=…)",
+    "retry_delay": "retry=Retry(backoff=…)",
+    "time_limit": "timeout",
+    "max_concurrency": "concurrency",
+    "batch_size": "batch",
+    "priority": "priority= of produce",
+}
+"""Names that other libraries use."""
 
 logs.listen_to_all()
 
@@ -55,7 +78,7 @@ class RedisMessageQueue:
         self.config = Config.of(**options)
         address = Address(self.config.url)
         self._produce_layers: list[ProduceLayer] = []
-        self.sync = SyncProducer(self.config, address, self._produce_layers)
+        self.sync = SyncProducer(self.config, address, self._produce_layers, self._fitting)
         """Produces to the same queue from code without an event loop."""
         self._handlers: dict[str, Handler[Any]] = {}
         self._middleware: list[Middleware] = []
@@ -69,12 +92,14 @@ class RedisMessageQueue:
         payload: Any,
         *,
         priority: Lane = "normal",
-        delay: float = 0.0,
+        delay: Duration = 0.0,
+        at: datetime | None = None,
         ttl: Ttl = DEFAULT,
-        message_id: str | None = None,
+        message_id: MessageId | None = None,
         headers: Mapping[str, str] | None = None,
-        dedup_for: float = 0.0,
+        dedup_for: Duration = 0.0,
         durability: Durability | None = None,
+        **_unknown: Never,
     ) -> Receipt:
         """Store a message and return its id, once the server has it.
 
@@ -82,11 +107,12 @@ class RedisMessageQueue:
             topic: where to send it.
             payload: plain JSON values, a dataclass, a ``msgspec.Struct`` or a pydantic model.
             priority: ``high`` before ``normal`` before ``low``; first in, first out in each.
-            delay: seconds before it may run.
+            delay: seconds (or a ``timedelta``, as for all durations) before it may run.
+            at: a point in time, with its time zone, before which it must not run.
             ttl: its lifetime in seconds, counted from the end of the delay; an expired message goes to the
                 DLQ instead of running. None for no end.
-            message_id: makes producing idempotent: while the id is taken, nothing is stored and the
-                receipt's ``duplicate`` is True.
+            message_id: a string, a whole number or a UUID. Makes producing idempotent: while the id is
+                taken, nothing is stored and the receipt's ``duplicate`` is True.
             headers: strings that the handler finds in its context.
             dedup_for: seconds for which the id stays taken after the message is done.
             durability: return only once it is on the server's ``disk``, or ``replicated``. The default is
@@ -101,10 +127,13 @@ class RedisMessageQueue:
                 ``durability_timeout`` seconds. It may be produced again with the same ``message_id``.
             UnsafeServer: the server cannot provide this durability; nothing was stored.
         """
+        if _unknown:
+            refuse_unknown_options(_unknown)
         if self._produce_layers:
             options: dict[str, Any] = {
                 "priority": priority,
                 "delay": delay,
+                "at": at,
                 "ttl": ttl,
                 "message_id": message_id,
                 "headers": {} if headers is None else checked_headers(headers),
@@ -117,12 +146,13 @@ class RedisMessageQueue:
             topic,
             priority=priority,
             delay=delay,
+            at=at,
             ttl=ttl,
             message_id=message_id,
             headers=headers,
             dedup_for=dedup_for,
             durability=durability,
-        ).message(payload)
+        ).message(self._fitting(topic, payload))
         producer = self._lifecycle.producer or await self._producer()
         try:
             return await producer.produce(topic, message)
@@ -134,14 +164,16 @@ class RedisMessageQueue:
 
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
         """
-        check_name("topic", topic)
+        check_topic(topic)
+        refuse_unknown_options(options)
         refuse_one_id(options)
+        checked = check_options(self.config, topic, **options)
+        made = messages(checked, payloads, partial(self._fitting, topic))
         producer = await self._producer()
         if self._produce_layers:
             produce = around(self._produce_layers, self._produce)
             return [await produce(topic, payload, dict(options)) for payload in payloads]
-        message = check_options(self.config, topic, **options).message
-        return await producer.chunks.send(topic, map(message, payloads))
+        return await producer.chunks.send(topic, made)
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
         """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
@@ -158,12 +190,17 @@ class RedisMessageQueue:
 
     async def _produce(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
         """Produce without middleware; the innermost layer calls this."""
-        message = check_options(self.config, topic, **options).message(payload)
+        message = check_options(self.config, topic, **options).message(self._fitting(topic, payload))
         producer = await self._producer()
         try:
             return await producer.produce(topic, message)
         except NotDurable as error:
             raise error.of(message.id) from None
+
+    def _fitting(self, topic: str, payload: Any) -> Any:
+        """A payload that the topic's handler accepts, if that is registered here."""
+        handler = self._handlers.get(topic) if self._handlers else None
+        return payload if handler is None else handler.fitting(payload)
 
     async def _producer(self) -> Producer:
         return (await self._lifecycle.open()).producer
@@ -176,7 +213,7 @@ class RedisMessageQueue:
         topic: str,
         *,
         retry: Retry | None = None,
-        timeout: float | None = ...,
+        timeout: Duration | None = ...,
         concurrency: int | None = None,
     ) -> Callable[[Callable[Concatenate[P, ...], Any]], Handler[P]]: ...
 
@@ -186,9 +223,9 @@ class RedisMessageQueue:
         topic: str,
         *,
         batch: int,
-        linger: float = 0.0,
+        linger: Duration = 0.0,
         retry: Retry | None = None,
-        timeout: float | None = ...,
+        timeout: Duration | None = ...,
         concurrency: int | None = None,
     ) -> Callable[[Callable[Concatenate[list[P], ...], Any]], Handler[P]]: ...
 
@@ -200,7 +237,8 @@ class RedisMessageQueue:
         timeout: Any = DEFAULT,
         concurrency: int | None = None,
         batch: int | None = None,
-        linger: float = 0.0,
+        linger: Duration = 0.0,
+        **_unknown: Never,
     ) -> Any:
         """Register a function for a topic.
 
@@ -217,6 +255,11 @@ class RedisMessageQueue:
             linger: how many seconds to wait for a batch to fill.
         """
         from mx_rmq.worker.handlers import Handler  # imported here: a pure producer does not need it
+
+        if not isinstance(topic, str) and callable(topic):
+            raise ConfigError('@queue.handler needs a topic: write @queue.handler("orders")')
+        if _unknown:
+            refuse_unknown("option of handler", _unknown, _HANDLER_OPTIONS, _HANDLERS_ELSEWHERE)
 
         def register(function: Callable[..., Any]) -> Handler[Any]:
             if topic in self._handlers:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mx_rmq.checks import check_seconds
+
+if TYPE_CHECKING:
+    from mx_rmq.checks import Duration
 
 
 class RetryLater(Exception):
@@ -13,10 +18,9 @@ class RetryLater(Exception):
 
     delay: float | None = None
 
-    def __init__(self, delay: float | None = None, reason: str = "the handler asked for it") -> None:
+    def __init__(self, delay: Duration | None = None, reason: str = "the handler asked for it") -> None:
         super().__init__(reason)
-        check_seconds("the delay of RetryLater", delay, none="the policy's wait")
-        self.delay = delay
+        self.delay = check_seconds("the delay of RetryLater", delay, none="the policy's wait")
         self.reason = reason
 
 

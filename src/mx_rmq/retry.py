@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
+from typing import Any
 
 from mx_rmq.checks import check_seconds, check_whole, refusal
 from mx_rmq.events import BackoffFailed, emit
@@ -44,8 +45,11 @@ class Retry:
                 raise refusal("backoff", _BACKOFF, self.backoff)
         elif not callable(self.backoff) and not _are_waits(self.backoff):
             raise refusal("backoff", _BACKOFF, self.backoff)
-        check_seconds("base", self.base)
-        check_seconds("cap", self.cap)
+        for name in ("base", "cap"):
+            object.__setattr__(self, name, check_seconds(name, getattr(self, name)))
+        never: Any = self.never
+        if _is_error(never):
+            raise refusal("never", f"a tuple of exception classes, such as ({never.__name__},)", never)
         if not isinstance(self.never, tuple) or not all(_is_error(kind) for kind in self.never):
             raise refusal("never", "a tuple of exception classes", self.never)
 

@@ -34,7 +34,7 @@ _spawn.set_forkserver_preload(["tests.faults.programs"])
 TOPIC = "jobs"
 
 _FAILURES = re.compile(
-    r"^\S+ ((?:again|runner\.failed|service\.failed|settle\.\w+|topic\.failed) .*)", re.MULTILINE
+    r"^\S+ ((?:again|runner\.failed|service\.failed|settle\.\w+|topic\.failed):? .*)", re.MULTILINE
 )
 
 

@@ -22,7 +22,7 @@ async def computing_threads(run: Run) -> Row:
         await arena.busy(busy)
         arena.worker({"other": {}}, lease=lease)
         await arena.drained(within=20 * lease)
-        lost = arena.log_text().count("lease.lost") + arena.log_text().count("message.recovered")
+        lost = arena.log_text().count("lease.lost") + arena.log_text().count("messages.recovered")
         verdict = await arena.verdict()
     return Row(
         fault=f"{threads} plain handlers that compute on {topics} topics, lease {lease:g} s",

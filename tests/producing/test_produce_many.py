@@ -41,7 +41,7 @@ def through(proxy: Proxy, **options: Any) -> RedisMessageQueue:
         lambda: range(200),
         lambda: range(201),
         lambda: (n for n in range(1700)),
-        lambda: {"a": 1, "b": 2},
+        lambda: {"a": 1, "b": 2}.keys(),
         lambda: iter("abc"),
     ],
     ids=["empty", "one", "tuple", "199", "200", "201", "generator", "keys", "iterator"],

@@ -104,6 +104,7 @@ async def test_it_says_after_each_failure_how_long_it_waits() -> None:
 
 def test_without_a_loop_nothing_is_sent_later_than_it_may_be() -> None:
     late: list[bool] = []
+    told: list[Exception] = []
 
     def call() -> None:
         late.append(too_late())
@@ -113,8 +114,9 @@ def test_without_a_loop_nothing_is_sent_later_than_it_may_be() -> None:
         raise ServerUnavailable("away")
 
     with pytest.raises(ServerUnavailable, match=r"away; gave up after 0\.2 s"):
-        resend_blocking(call, patience=0.2, within=0.1)
+        resend_blocking(call, patience=0.2, within=0.1, failed=told.append)
     assert late == [False, False, True]
+    assert list(map(str, told)) == ["away", "away"]
     assert not too_late()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """Events and what they are about."""
     return [
-        (record.message, getattr(record, "problem", "") or getattr(record, "error", ""))
+        (getattr(record, "event", ""), getattr(record, "problem", "") or getattr(record, "error", ""))
         for record in caplog.records
         if record.levelno >= logging.WARNING
     ]
@@ -153,7 +153,8 @@ async def test_the_warning_comes_once_per_opening(
 
 async def test_a_private_server_is_in_memory_on_purpose(caplog: pytest.LogCaptureFixture) -> None:
     async with RedisMessageQueue("embedded://", server_check="refuse") as queue:
-        await queue.produce("t", 1)
+        await queue.produce("t", 1, message_id="A1")
+        await queue.cancel("A1")
     assert warnings_in(caplog) == []
 
 

@@ -8,30 +8,41 @@ from decimal import Decimal
 from enum import Enum
 from math import inf, nan
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mx_rmq.checks import (
-    are_names,
+    are_labels,
     check_choice,
+    check_id,
     check_name,
     check_seconds,
+    check_topic,
     check_whole,
-    is_name,
+    is_label,
     is_number,
     plain,
     shown,
 )
 from mx_rmq.errors import ConfigError, InvalidName, MxRmqError
 
-GRAMMAR = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}\Z")
 """Written out again on purpose: what may be a name is a promise, not a detail."""
+ENDINGS = (":queue", ":keep", ":error")
 
 patient = settings(deadline=None)
+any_text = st.text(st.characters(exclude_categories=()))
 good_names = st.text(string.ascii_letters + string.digits + "_.-", min_size=1, max_size=128)
-bad_names = st.text(st.characters(exclude_categories=())).filter(lambda text: not GRAMMAR.match(text))
+good_labels = st.text(string.ascii_letters + string.digits + "_.:-@/#+", min_size=1, max_size=128).filter(
+    lambda text: not text.endswith(ENDINGS)
+)
+bad_labels = any_text.filter(lambda text: not LABEL.match(text)) | good_names.map(
+    lambda text: text[:100] + ":keep"
+)
 
 
 # -- names
@@ -40,64 +51,92 @@ bad_names = st.text(st.characters(exclude_categories=())).filter(lambda text: no
 @patient
 @given(good_names)
 def test_letters_digits_and_a_few_signs_make_a_name(name: str) -> None:
-    assert check_name("topic", name) is name
+    assert check_name("queue", name) is name
 
 
 @patient
-@given(bad_names)
+@given(any_text.filter(lambda text: not NAME.match(text)))
 def test_any_other_text_is_refused_with_what_it_was_to_name(name: str) -> None:
-    with pytest.raises(InvalidName, match=r"a topic must be 1 to 128 letters, digits and _ \. - only, got "):
-        check_name("topic", name)
+    with pytest.raises(InvalidName, match=r"a queue must be 1 to 128 letters, digits and _ \. - only, got "):
+        check_name("queue", name)
 
 
 @patient
-@given(
-    good_names.filter(lambda name: len(name) < 128), st.sampled_from(list(":{} \n\0/*é٣\ud800")), st.data()
-)
-def test_one_wrong_character_anywhere_spoils_a_name(name: str, wrong: str, data: st.DataObject) -> None:
+@given(good_labels)
+def test_topics_and_ids_may_have_more_signs(label: str) -> None:
+    assert check_topic(label) is label
+    assert check_id(label) is label
+
+
+@patient
+@given(bad_labels)
+def test_other_topics_and_ids_are_refused(label: str) -> None:
+    rule = r"1 to 128 letters, digits and _ \. - : @ / # \+ only, not ending in :queue, :keep or :error, got "
+    with pytest.raises(InvalidName, match="a topic must be " + rule):
+        check_topic(label)
+    with pytest.raises(InvalidName, match="a message id must be " + rule):
+        check_id(label)
+
+
+def test_a_whole_number_and_a_uuid_are_ids_too() -> None:
+    assert check_id(17) == "17"
+    assert check_id(UUID(int=17)) == "00000000-0000-0000-0000-000000000011"
+    for no_id in (True, 1.5, None, b"A1"):
+        with pytest.raises(InvalidName):
+            check_id(no_id)
+
+
+@patient
+@given(good_labels.filter(lambda name: len(name) < 128), st.sampled_from(list("{} \n\0*é٣\ud800")), st.data())
+def test_one_wrong_character_anywhere_spoils_a_label(name: str, wrong: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(name)))
     with pytest.raises(InvalidName):
-        check_name("message id", name[:at] + wrong + name[at:])
+        check_id(name[:at] + wrong + name[at:])
 
 
 @pytest.mark.parametrize(("length", "good"), [(0, False), (1, True), (128, True), (129, False)])
 def test_a_name_has_1_to_128_characters(length: int, good: bool) -> None:
     if good:
         assert check_name("queue", "x" * length) == "x" * length
+        assert check_topic("x" * length) == "x" * length
     else:
         with pytest.raises(InvalidName, match="a queue must be 1 to 128"):
             check_name("queue", "x" * length)
+        with pytest.raises(InvalidName, match="a topic must be 1 to 128"):
+            check_topic("x" * length)
 
 
 @pytest.mark.parametrize("value", [None, 7, 1.5, True, b"orders", ["orders"], object()])
 def test_what_is_no_string_is_no_name(value: object) -> None:
     with pytest.raises(InvalidName):
-        check_name("topic", value)
+        check_name("queue", value)
+    with pytest.raises(InvalidName):
+        check_topic(value)
 
 
 def test_the_refusal_of_a_huge_name_is_short() -> None:
-    """It goes into logs, and the name may be a payload that somebody put in the wrong place."""
+    """It goes into logs, and the name may be a payload that was put in the wrong place."""
     with pytest.raises(InvalidName) as refused:
-        check_name("topic", "x" * 1_000_000)
+        check_topic("x" * 1_000_000)
     assert len(str(refused.value)) < 200
     assert isinstance(refused.value, MxRmqError)
     assert isinstance(refused.value, ValueError)
 
 
-@pytest.mark.parametrize("bad", ["", " ", "a b", "a\n", "é", "x" * 129, "a ", b"a", None])
-def test_one_bad_name_among_many_is_found(bad: Any) -> None:
-    good = ["A1", "b.2", "c-3_"]
-    assert are_names(good)
-    assert not any(are_names([*good[:place], bad, *good[place:]]) for place in range(4))
-    assert not are_names([bad])
+@pytest.mark.parametrize("bad", ["", " ", "a b", "a\n", "é", "x" * 129, "a ", "a:keep", b"a", None])
+def test_one_bad_label_among_many_is_found(bad: Any) -> None:
+    good = ["A1", "b.2", "c-3_", "d:4/e"]
+    assert are_labels(good)
+    assert not any(are_labels([*good[:place], bad, *good[place:]]) for place in range(5))
+    assert not are_labels([bad])
 
 
 @patient
-@given(good_names | bad_names)
-def test_a_name_found_on_the_server_is_judged_by_the_same_grammar(name: str) -> None:
-    good = GRAMMAR.match(name) is not None
-    assert is_name(name) is good
-    assert is_name(name.encode(errors="surrogatepass")) is good
+@given(good_labels | bad_labels)
+def test_a_label_found_on_the_server_is_judged_by_the_same_grammar(label: str) -> None:
+    good = LABEL.match(label) is not None and not label.endswith(ENDINGS)
+    assert is_label(label) is good
+    assert is_label(label.encode(errors="surrogatepass")) is good
 
 
 def test_a_name_is_returned_without_its_subclass() -> None:
@@ -106,7 +145,7 @@ def test_a_name_is_returned_without_its_subclass() -> None:
     class Topic(str, Enum):  # noqa: UP042 - a StrEnum formats as its text
         ORDERS = "orders"
 
-    assert type(check_name("topic", Topic.ORDERS)) is str
+    assert type(check_topic(Topic.ORDERS)) is str
     assert plain(Topic.ORDERS) == "orders"
     assert f"{plain(Topic.ORDERS)}" == "orders"
 

@@ -86,9 +86,10 @@ def test_a_kind_has_a_level_that_logging_has_a_name_for(kind: type[Event]) -> No
 
 
 def test_an_event_knows_its_name_and_its_fields() -> None:
-    event = ServerUnavailable(service="fetcher", error="gone")
+    event = ServerUnavailable(server="redis://localhost", error="gone")
     assert event.name == "server.unavailable"
-    assert event.fields == {"service": "fetcher", "error": "gone"}
+    assert event.fields == {"server": "redis://localhost", "error": "gone"}
+    assert event.text == "redis://localhost: gone"
     assert event.level == logging.WARNING
 
 
@@ -126,24 +127,24 @@ def listening() -> Iterator[Any]:
 def test_a_listener_hears_the_kinds_it_asked_for_and_no_others(listening: Any) -> None:
     ear = Ear()
     listening(ear, ServerBack)
-    emit(ServerBack(service="fetcher"))
-    emit(ServerUnavailable(service="fetcher", error="gone"))
-    assert ear.events == [ServerBack(service="fetcher")]
+    emit(ServerBack(server="fetcher", seconds=1.0))
+    emit(ServerUnavailable(server="redis://localhost", error="gone"))
+    assert ear.events == [ServerBack(server="fetcher", seconds=1.0)]
 
 
 def test_it_hears_what_caused_an_event(listening: Any) -> None:
     ear = Ear()
     listening(ear, ServerBack)
     cause = ValueError("no")
-    emit(ServerBack(service="a"), cause)
-    emit(ServerBack(service="b"))
+    emit(ServerBack(server="a", seconds=1.0), cause)
+    emit(ServerBack(server="b", seconds=1.0))
     assert [exception for _, exception in ear.told] == [cause, None]
 
 
 def test_it_is_called_where_and_when_the_event_happens(listening: Any) -> None:
     order = []
     listening(lambda event, exception: order.append("heard"), ServerBack)
-    emit(ServerBack(service="a"))
+    emit(ServerBack(server="a", seconds=1.0))
     order.append("after")
     assert order == ["heard", "after"]
 
@@ -152,7 +153,7 @@ def test_every_listener_hears_an_event_in_the_order_they_came(listening: Any) ->
     order = []
     listening(lambda event, exception: order.append(1), ServerBack)
     listening(lambda event, exception: order.append(2), ServerBack, ServerUnavailable)
-    emit(ServerBack(service="a"))
+    emit(ServerBack(server="a", seconds=1.0))
     assert order == [1, 2]
 
 
@@ -161,12 +162,12 @@ def test_listening_returns_what_ends_it(listening: Any) -> None:
     end = listening(ear, ServerBack, MessageCompleted)
     listening(other, ServerBack)
     end()
-    emit(ServerBack(service="a"))
+    emit(ServerBack(server="a", seconds=1.0))
     emit(MessageCompleted(topic="t", id="A1", seconds=0.1))
     assert (len(ear.told), len(other.told)) == (0, 1)
     assert not heard(MessageCompleted)
     end()  # a second time is no harm
-    emit(ServerBack(service="b"))
+    emit(ServerBack(server="b", seconds=1.0))
     assert len(other.told) == 2
 
 
@@ -179,8 +180,8 @@ def test_a_listener_may_end_its_listening_while_it_is_told(listening: Any) -> No
 
     end = listening(once, ServerBack)
     listening(second, ServerBack)
-    emit(ServerBack(service="a"))
-    emit(ServerBack(service="b"))
+    emit(ServerBack(server="a", seconds=1.0))
+    emit(ServerBack(server="b", seconds=1.0))
     assert (len(first.told), len(second.told)) == (1, 2)
 
 

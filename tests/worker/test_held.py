@@ -223,7 +223,7 @@ async def test_a_settlement_that_is_refused_for_a_while_is_made_in_the_end(
         await in_state(outside, "A1", "gone")
         assert starts == {"A1": 1}
         assert not events(caplog, "settle.failed")
-        assert not events(caplog, "message.recovered")
+        assert not events(caplog, "messages.recovered")
     finally:
         await mq.close()
         await redis.acl_deluser("some")

@@ -1,24 +1,66 @@
-"""Events as log records: the name is the text, the fields are attributes of the record."""
+"""Events as log records: the text says what happened, the fields are attributes of the record."""
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from mx_rmq.events import KINDS, MessageCompleted, listen
+from mx_rmq.events import KINDS, MessageCompleted, MessageRetried, listen
 
 if TYPE_CHECKING:
     from mx_rmq.events import Event
 
 logger = logging.getLogger("mx_rmq")
 
+_MOST_PLACES: Final = 1000
+_places: set[tuple[str, str]] = set()
+"""Topics and places in the user's code from which an error was logged with its traceback."""
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
 
 def write(event: Event, exception: BaseException | None) -> None:
     """Log one event."""
-    if logger.isEnabledFor(event.level):
-        logger.log(event.level, event.name, extra=event.fields, exc_info=exception)
+    level = event.level
+    if isinstance(event, MessageRetried):
+        if (event.topic, event.place) not in _places:  # the first one from there is shown with its traceback
+            if len(_places) < _MOST_PLACES:
+                _places.add((event.topic, event.place))
+            level = logging.WARNING
+        elif not logger.isEnabledFor(logging.DEBUG):
+            exception = None
+    if logger.isEnabledFor(level):
+        extra = {"event": event.name, **event.fields}
+        logger.log(level, f"{event.name}: %s", event.text, extra=extra, exc_info=exception)
 
 
 def listen_to_all() -> None:
     """Log every kind of event, except completions: they would be most of the log."""
     listen(write, *(kind for kind in KINDS if kind is not MessageCompleted))
+
+
+def configure(level: int = logging.INFO) -> None:
+    """Log to standard error, unless the program has configured logging itself."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON: time, level, logger, text and the fields of the event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname,
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
-from mx_rmq.checks import check_name, is_name
+from mx_rmq.checks import check_topic, is_label
 from mx_rmq.errors import InvalidName, UnreadableMessage
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import decode_message
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 500
 
-FIELDS: Final = tuple(field[1:].encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
-"""The fields a message has beside its body."""
+FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
+"""The endings of the fields that a message has beside its body."""
 
 GAINS: Final = ("produced", "replayed", "adjusted")
 LOSSES: Final = ("completed", "dead", "cancelled")
@@ -128,9 +128,8 @@ class _Audit:
         topics = set()
         pattern = self._keys.prefix.replace("[", "\\[") + "*"
         async for key in self._names(pattern):
-            topic, _, part = key.decode(errors="replace").removeprefix(self._keys.prefix).partition(":")
-            if part in TOPIC_PARTS and is_name(topic):
-                topics.add(topic)
+            name = key.decode(errors="replace").removeprefix(self._keys.prefix)
+            topics |= {topic for part in TOPIC_PARTS if is_label(topic := _before(name, ":" + part))}
         return sorted(topics)
 
     async def _check_types(self, topics: Iterable[str]) -> set[str]:
@@ -268,7 +267,7 @@ class _Audit:
             self._report.counters_checked = False
             return
         for topic in sorted(
-            {name.partition(":")[0] for name in counters} | set(self._live) | set(self._dead)
+            {name.rpartition(":")[0] for name in counters} | set(self._live) | set(self._dead)
         ):
             live = sum(counters.get(f"{topic}:{gain}", 0) for gain in GAINS)
             live -= sum(counters.get(f"{topic}:{loss}", 0) for loss in LOSSES)
@@ -282,7 +281,7 @@ class _Audit:
     ) -> None:
         """Check each topic's counter of stale entries, unless its lists changed during the audit."""
         counted = {name.removesuffix(STALE_COUNTER) for name in before if name.endswith(STALE_COUNTER)}
-        for topic in sorted(self._stale.keys() | set(filter(is_name, counted))):
+        for topic in sorted(self._stale.keys() | set(filter(is_label, counted))):
             stale = self._stale.get(topic, 0)
             lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
             if not self._report.counters_checked or (topic in listed and not usable.issuperset(lists)):
@@ -326,10 +325,10 @@ class _Audit:
         loose: set[bytes] = set()
         key = self._keys.of_queue(part)
         async for name in self._fields(key):
-            id_, colon, rest = name.partition(b":")
-            if not is_name(id_) or (colon and rest not in FIELDS):
+            id_ = next((name.removesuffix(suffix) for suffix in FIELDS if name.endswith(suffix)), name)
+            if not is_label(id_):
                 await self._set_aside(key, name)
-            elif rest:
+            elif id_ != name:
                 loose.add(id_)
             elif id_ not in seen:
                 seen.add(id_)
@@ -338,19 +337,23 @@ class _Audit:
             yield Suspect(id_)
 
     async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
-        """The suspects; one without a valid topic field gets the topic named in its body as fallback."""
+        """The suspects; one without a valid topic field gets the topic named in its body as fallback.
+
+        A field such as ``A1:colour`` is a message only if it has a topic or a readable body.
+        """
         ids = [_shown(suspect.id) for suspect in suspects]
         topics = await self._command("HMGET", self._keys.of_queue(part), *(id_ + TOPIC_FIELD for id_ in ids))
-        lost = [n for n, topic in enumerate(topics) if topic is None or not is_name(topic)]
-        bodies = [
-            _topic_of(body)
-            async for some in Queries(self._store).values(part, [ids[n] for n in lost])
-            for body in some
-        ]
-        known = dict(zip(lost, bodies, strict=True))
+        lost = [n for n, topic in enumerate(topics) if topic is None or not is_label(topic)]
+        reading = Queries(self._store).values(part, [ids[n] for n in lost])
+        found = [(_topic_of(body), body is not None) async for some in reading for body in some]
+        named = dict(zip(lost, found, strict=True))
+        foreign = {n for n in lost if named[n] == ("", True) and topics[n] is None and ":" in ids[n]}
+        for n in foreign:
+            await self._set_aside(self._keys.of_queue(part), ids[n].encode())
         return [
-            suspect._replace(fallback=known[n]) if n in known else suspect
+            suspect._replace(fallback=named[n][0] or "unknown") if n in named else suspect
             for n, suspect in enumerate(suspects)
+            if n not in foreign
         ]
 
     async def _set_aside(self, key: str, name: bytes) -> None:
@@ -447,8 +450,13 @@ def _shown(name: str | bytes) -> str:
 
 
 def _topic_of(body: bytes | None) -> str:
-    """The topic named in a message's body, for a message whose topic field is lost."""
+    """The topic named in a message's body, for a message whose topic field is lost; empty if unreadable."""
     try:
-        return check_name("topic", decode_message(body or b"").topic)
+        return check_topic(decode_message(body or b"").topic)
     except (UnreadableMessage, InvalidName):
-        return "unknown"
+        return ""
+
+
+def _before(text: str, ending: str) -> str:
+    """What precedes an ending; empty if the text has another one."""
+    return text.removesuffix(ending) if text.endswith(ending) else ""

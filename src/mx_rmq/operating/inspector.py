@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from mx_rmq.checks import check_name
+from mx_rmq.checks import check_id
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Message, decode_message
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
@@ -50,7 +50,7 @@ class Inspector:
 
     async def find(self, id_: str) -> MessageFacts:
         """Everything known about a message; its state is ``gone`` if it does not exist."""
-        id_ = check_name("message id", id_)
+        id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
         live = await Queries(shard.operating).message(id_)
         if live is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mx_rmq.checks import check_name
+from mx_rmq.checks import check_id, check_topic
 from mx_rmq.storage.contract import Cancelled
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
@@ -26,7 +26,7 @@ class Topics:
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
-        id_ = check_name("message id", id_)
+        id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
         return await shard.operating.cancel([id_]) == [Cancelled.CANCELLED]
 
@@ -37,13 +37,13 @@ class Topics:
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
-        topic = check_name("topic", topic)
+        topic = check_topic(topic)
         for shard in self._shards:
             await shard.operating.resume(topic)
 
     async def purge(self, topic: str) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
-        topic = check_name("topic", topic)
+        topic = check_topic(topic)
         purged = 0
         for shard in self._shards:
             left = 1

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
 
 import msgspec
 
-from mx_rmq.checks import check_choice, check_name, check_seconds, plain, shown
+from mx_rmq.checks import (
+    Duration,
+    check_choice,
+    check_id,
+    check_seconds,
+    check_topic,
+    is_number,
+    plain,
+    refusal,
+    refuse_unknown,
+    shown,
+)
 from mx_rmq.config import DURABILITIES, Durability
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.message import FORMAT, LANES, Lane, Message, encode_message
@@ -19,10 +32,41 @@ from mx_rmq.storage.contract import NewMessage
 if TYPE_CHECKING:
     from mx_rmq.config import Config
 
+MessageId = str | int | UUID
+
 DEFAULT: Final = "default"
 """Means the queue's own setting, since None means no end."""
 
-Ttl = float | Literal["default"] | None
+Ttl = Duration | Literal["default"] | None
+
+OPTIONS: Final = (
+    "priority",
+    "delay",
+    "at",
+    "ttl",
+    "message_id",
+    "headers",
+    "dedup_for",
+    "durability",
+)
+_ELSEWHERE: Final = {
+    "eta": "at",
+    "countdown": "delay",
+    "defer_by": "delay",
+    "defer_until": "at",
+    "expires": "ttl",
+    "expiration": "ttl",
+    "id": "message_id",
+    "task_id": "message_id",
+    "job_id": "message_id",
+    "max_retries": "retry=Retry(max_attempts=…) on the handler",
+    "retry": "retry=Retry(…) on the handler",
+    "timeout": "timeout= on the handler",
+}
+"""Names that other libraries use."""
+
+_DECADES: Final = 1e9
+"""Seconds: a longer delay (31 years) is a point in time given by mistake."""
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +102,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
         try:
             body = encode_message(unstored)
         except UnicodeEncodeError as error:
-            check_name("topic", self.topic)
+            check_topic(self.topic)
             raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
         return NewMessage(id_, body, self.priority, self.ttl, self.delay, self.durability, time.monotonic())
 
@@ -68,11 +112,12 @@ def check_options(
     topic: str,
     *,
     priority: Lane = "normal",
-    delay: float = 0.0,
+    delay: Duration = 0.0,
+    at: datetime | None = None,
     ttl: Ttl = DEFAULT,
-    message_id: str | None = None,
+    message_id: MessageId | None = None,
     headers: Mapping[str, str] | None = None,
-    dedup_for: float = 0.0,
+    dedup_for: Duration = 0.0,
     durability: Durability | None = None,
 ) -> Options:
     """Check every option of a produce call.
@@ -81,34 +126,66 @@ def check_options(
         ConfigError, InvalidName, InvalidPayload: says which option, and what it must be.
     """
     if not isinstance(topic, str):  # the producer checks the name itself, once per topic
-        check_name("topic", topic)
+        check_topic(topic)
     if priority not in LANES:
         check_choice("priority", priority, LANES)
     if type(priority) is not str:
         priority = LANES[LANES.index(priority)]
+    wait: float = 0.0
     if delay != 0:
-        check_seconds("delay", delay)
+        wait = _check_delay(delay)
+    if at is not None:
+        wait = _until(at, delay)
     lifetime = config.ttl
     if ttl != DEFAULT:
-        check_seconds("ttl", ttl, above=0.0, none="no end")
-        lifetime = ttl
+        lifetime = check_seconds("ttl", ttl, above=0.0, none="no end")
+    kept: float | None = None
     if dedup_for != 0:
-        check_seconds("dedup_for", dedup_for)
+        kept = check_seconds("dedup_for", dedup_for)
+        if message_id is None:
+            raise ConfigError("dedup_for needs a message_id: a message without one gets a new id each time")
     if durability is None:
         durability = config.durability
     else:
         check_choice("durability", durability, DURABILITIES)
     if message_id is not None:
-        message_id = check_name("message id", message_id)
+        message_id = check_id(message_id)
     copied = {} if headers is None else checked_headers(headers)
-    return Options(plain(topic), message_id, priority, copied, lifetime, dedup_for or None, delay, durability)
+    return Options(plain(topic), message_id, priority, copied, lifetime, kept, wait, durability)
+
+
+def refuse_unknown_options(names: Iterable[str]) -> None:
+    """Refuse an option of produce that there is not.
+
+    Raises:
+        ConfigError: names the closest one.
+    """
+    refuse_unknown("option of produce", names, OPTIONS, _ELSEWHERE)
 
 
 def refuse_one_id(options: Mapping[str, Any]) -> None:
     """Refuse one id for many messages: all but the first would not be stored."""
     if options.get("message_id") is not None:
-        check_name("message id", options["message_id"])
+        check_id(options["message_id"])
         raise ConfigError("message_id names one message; produce them one by one to give each its own")
+
+
+def _check_delay(delay: Any) -> float:
+    if isinstance(delay, datetime) or (is_number(delay) and delay >= _DECADES):
+        raise refusal("delay", "seconds from now (use at= for a point in time)", delay)
+    seconds: float = check_seconds("delay", delay)
+    return seconds
+
+
+def _until(at: Any, delay: object) -> float:
+    """Seconds until a point in time; 0 if it has passed."""
+    if not isinstance(at, datetime):
+        raise refusal("at", "a datetime with a time zone", at)
+    if at.tzinfo is None:
+        raise refusal("at", "a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)", at)
+    if delay != 0:
+        raise ConfigError("delay and at exclude each other; give one of them")
+    return max(0.0, at.timestamp() - time.time())
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -123,3 +200,31 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidPayload(f"a header must be a string, got {shown(name)}: {shown(value)}")
     return dict(headers)
+
+
+def messages(
+    options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any] | None = None
+) -> Iterator[NewMessage]:
+    """The messages of ``produce_many``; an error names the place of its payload.
+
+    Args:
+        options: of all of them.
+        payloads: one for each.
+        fit: returns a payload that the handler accepts, or raises ``InvalidPayload``.
+
+    Raises:
+        ConfigError: *payloads* is no iterable of payloads, but one payload.
+    """
+    if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
+        raise refusal("payloads", "an iterable with one payload per message", payloads)
+    return _numbered(options, payloads if fit is None else map(fit, payloads))
+
+
+def _numbered(options: Options, payloads: Iterable[Any]) -> Iterator[NewMessage]:
+    n = -1
+    try:
+        for payload in payloads:
+            n += 1
+            yield options.message(payload)
+    except InvalidPayload as error:
+        raise InvalidPayload(f"payloads[{n}]: {error}") from None

@@ -6,7 +6,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.checks import check_name
+from mx_rmq.checks import check_topic
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import Chunks
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     """What messages sent together share: shard, topic, whether they are delayed, durability."""
 
 _MOST_BATCHERS: Final = 1000
+_USER: Final = "producer"
+"""How the server's availability knows producers."""
 
 
 class Producer:
@@ -66,7 +68,7 @@ class Producer:
         await self.chunks.sent()
 
     def _new_batcher(self, key: Key) -> Batcher[NewMessage, Receipt]:
-        check_name("topic", key[1])
+        check_topic(key[1])
         if len(self._batchers) >= _MOST_BATCHERS:  # drop those of topics no longer in use
             self._batchers = {key: batcher for key, batcher in self._batchers.items() if not batcher.idle}
         senders = [partial(self._send, key, self._calls.name()) for _ in range(2)]
@@ -78,10 +80,14 @@ class Producer:
         store = shard.store_for(durability)
         call = self._calls.prepare(store, topic, producer, batch)
         try:
-            return await call()
+            receipts = await call()
         except ServerUnavailable as error:
             problem = error
-        return await resend(
+        else:
+            if shard.availability.away:
+                shard.availability.back(_USER)
+            return receipts
+        receipts = await resend(
             call,
             patience=self._config.patience,
             within=self._calls.longest(durability),
@@ -89,6 +95,8 @@ class Producer:
             failed=partial(self._on_failure, key),
             problem=problem,
         )
+        shard.availability.back(_USER)
+        return receipts
 
     def _on_failure(self, key: Key, error: Exception, wait: float) -> None:
         """After a failed attempt, fail the callers whose patience ends before the next, in *wait* seconds.
@@ -96,6 +104,7 @@ class Producer:
         This includes callers in a later batch: their patience began when they called.
         """
         batcher, patience = self._batchers[key], self._config.patience
+        key[0].availability.lost(_USER, error, f"trying for {patience:g} s")
         if isinstance(error, CutShort):
             batcher.shrink()
         first = monotonic() + wait - patience

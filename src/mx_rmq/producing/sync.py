@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.checks import check_name
+from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
 from mx_rmq.producing.middleware import around
-from mx_rmq.producing.options import check_options, refuse_one_id
+from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.receipt import Receipt
+from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
@@ -22,13 +24,17 @@ from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.producing.middleware import ProduceLayer
     from mx_rmq.receipt import Stored
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Commands
+
+
+_USER: Final = "producer"
+"""How the server's availability knows producers."""
 
 
 class SyncProducer:
@@ -38,37 +44,47 @@ class SyncProducer:
         config: of the queue.
         address: of its server, if other objects use it too.
         layers: the produce middleware of its queue; the list may grow.
+        fit: returns a payload that the handler of a topic accepts, or raises ``InvalidPayload``.
     """
 
     def __init__(
-        self, config: Config, address: Address | None = None, layers: Sequence[ProduceLayer] = ()
+        self,
+        config: Config,
+        address: Address | None = None,
+        layers: Sequence[ProduceLayer] = (),
+        fit: Callable[[str, Any], Any] = lambda _topic, payload: payload,
     ) -> None:
         self._config = config
+        self._fit = fit
         self._layers = layers
         self._address = address or Address(config.url)
         self._stores: list[dict[Durability, Store]] = []
         self._connections: list[BlockingConnections] = []
         self._calls = Calls(config)
+        self._availability = Availability(config.shown_url)
         self._names: list[str] = []
         """Producer names that have no call under way."""
         self._pid = os.getpid()
 
     def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
+        refuse_unknown_options(options)
         if self._layers:
             return self._produce_through(topic, payload, options)
-        (receipt,) = self._send(topic, [check_options(self._config, topic, **options).message(payload)])
+        (receipt,) = self._send(topic, [self._message(topic, payload, options)])
         return receipt
 
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all."""
-        check_name("topic", topic)
+        check_topic(topic)
+        refuse_unknown_options(options)
         refuse_one_id(options)
         if self._layers:
             return [self._produce_through(topic, payload, dict(options)) for payload in payloads]
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
-        for message in map(check_options(self._config, topic, **options).message, payloads):
+        checked = check_options(self._config, topic, **options)
+        for message in messages(checked, payloads, partial(self._fit, topic)):
             chunk.append(message)
             if is_full(chunk, LONG_CHUNK):
                 receipts += self._send(topic, chunk)
@@ -94,7 +110,7 @@ class SyncProducer:
         stored: list[str] = []
 
         async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-            (receipt,) = self._send(topic, [check_options(self._config, topic, **options).message(payload)])
+            (receipt,) = self._send(topic, [self._message(topic, payload, options)])
             stored.append(receipt)
             return receipt
 
@@ -109,6 +125,9 @@ class SyncProducer:
                 "a produce middleware awaited something else than call_next, but mq.sync has no event loop; "
                 f"{what}; use await mq.produce"
             ) from None
+
+    def _message(self, topic: str, payload: Any, options: dict[str, Any]) -> NewMessage:
+        return check_options(self._config, topic, **options).message(self._fit(topic, payload))
 
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
         stores = self._stores or self._open()
@@ -131,13 +150,19 @@ class SyncProducer:
         with self._name() as producer:
             call = self._calls.number()  # after the name is taken: the numbers of a name must grow
             try:
-                return resend_blocking(
+                stored = resend_blocking(
                     lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
                     patience=self._config.patience,
                     within=self._calls.longest(messages[0].durability),
+                    failed=self._on_failure,
                 )
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
+            self._availability.back(_USER)
+            return stored
+
+    def _on_failure(self, error: Exception) -> None:
+        self._availability.lost(_USER, error, f"trying for {self._config.patience:g} s")
 
     @contextmanager
     def _name(self) -> Iterator[str]:

@@ -37,12 +37,19 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from mx_rmq.errors import EmbeddedServerError
+from mx_rmq.events import EmbeddedEnded, emit
 
 _SOCKET_BYTES = 103  # the longest path that fits sun_path on macOS; Linux allows four more
 _GRACE = 10.0  # seconds for the last flush; a later kill loses nothing acknowledged: that is already written
 _PRIVATE_GRACE = 1.0  # nothing to flush
 _PATIENCE = 0.5  # seconds to wait for one answer to PING
 _OWN_FILES = ("server.*", "users.lock", "*.aof", "*.rdb", "appendonlydir", "appendonlydir/*")
+_COUNT = (  # every message is in one of these: pending or leased, delayed, dead
+    b"EVAL \"local n = 0 for _, key in ipairs(redis.call('KEYS', 'mx-rmq:*')) do "
+    b"local part = string.match(key, ':([%w_]+)$') "
+    b"if part == 'all_expire_monitor' or part == 'delay_tasks' or part == 'dlq' then "
+    b"n = n + redis.call('ZCARD', key) end end return n\" 0"
+)
 _SETTINGS = {
     "--port": "0",  # no network at all
     "--unixsocketperm": "700",
@@ -267,8 +274,11 @@ class EmbeddedServer:
     def _stop(self) -> None:
         # Over the socket, not by pid: if containers share the directory, the pid may be another process here.
         # If the server does not answer, the keeper, its parent, terminates or kills it.
+        record = self._record()
+        if self._private and record and (left := _messages_in(record[1])):
+            emit(EmbeddedEnded(messages=left))
         with suppress(OSError):
-            if (record := self._record()) and _ask(record[1], b"SHUTDOWN", self._grace) == b"":
+            if record and _ask(record[1], b"SHUTDOWN", self._grace) == b"":
                 for _ in _moments(self._grace):
                     with self._server_lock() as lock:
                         if lock.take(fcntl.LOCK_EX):
@@ -383,6 +393,12 @@ def _ask(address: Path, command: bytes, timeout: float) -> bytes | None:
             return connection.recv(256)
     except OSError:
         return None
+
+
+def _messages_in(address: Path) -> int:
+    """How many messages a server has, dead ones included; 0 if it does not answer."""
+    reply = _ask(address, _COUNT, _PATIENCE) or b""
+    return int(reply[1:]) if reply.startswith(b":") else 0
 
 
 def _moments(timeout: float) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from redis.exceptions import ResponseError
 
-from mx_rmq.checks import is_name
+from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, STALE_COUNTER, TOPIC_FIELD
@@ -105,7 +105,7 @@ class Queries:
         paused = set(await self._read("SMEMBERS", "paused"))
         topics = {}
         named = paused.union(await self._read("SMEMBERS", "topics"))
-        for raw in sorted(filter(is_name, named)):  # other names are not from mx-rmq
+        for raw in sorted(filter(is_label, named)):  # other names are not from mx-rmq
             topic = raw.decode()
             pending = 0
             for part in PENDING.values():

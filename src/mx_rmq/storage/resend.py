@@ -81,17 +81,17 @@ async def resend(
         if failed is not None:
             failed(problem, wait)
         if monotonic() + wait > began + patience:
-            raise given_up(problem, patience) from problem
+            raise given_up(problem, patience) from None
         await asyncio.sleep(wait)
         left = None if within is None else began + patience + within - monotonic()
         if left is not None and left <= 0:  # the process was paused
-            raise given_up(problem, patience) from problem
+            raise given_up(problem, patience) from None
         try:
             async with asyncio.timeout(left) as end:
                 return await call()
         except Exception as error:
             if end.expired():
-                raise given_up(problem, patience) from problem
+                raise given_up(problem, patience) from None
             if not passes(error):
                 raise
             problem = error
@@ -118,8 +118,14 @@ def too_late() -> bool:
     return monotonic() > _latest.get()
 
 
-def resend_blocking(call: Callable[[], R], *, patience: float, within: float) -> R:
-    """The same as ``resend``, for a call that blocks the thread."""
+def resend_blocking(
+    call: Callable[[], R],
+    *,
+    patience: float,
+    within: float,
+    failed: Callable[[Exception], None],
+) -> R:
+    """Do what ``resend`` does, for a call that blocks the thread; *failed* is told of each failed attempt."""
     began = monotonic()
     try:
         return call()
@@ -127,9 +133,10 @@ def resend_blocking(call: Callable[[], R], *, patience: float, within: float) ->
         problem = error
     waits = GrowingWait()
     while True:
+        failed(problem)
         wait = waits.next()
         if monotonic() + wait > began + patience:
-            raise given_up(problem, patience) from problem
+            raise given_up(problem, patience) from None
         time.sleep(wait)
         try:
             with _sending_until(began + patience + within):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 from zlib import crc32
 
+from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections
 from mx_rmq.storage.connection import Connection, ConnectionPerCall
 from mx_rmq.storage.durability import WAITS
@@ -44,6 +45,7 @@ class Shard:
     ) -> None:
         self.url = url
         self.keys = Keys(config.name, number)
+        self.availability = Availability(config.shown_url)
         self._config = config
         self._revive = revive
         self._shared: WeakSet[Connection] = WeakSet()

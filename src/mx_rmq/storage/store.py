@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from mx_rmq.checks import are_names, check_name
+from mx_rmq.checks import are_labels, check_id, check_name, check_topic
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
 from mx_rmq.limits import BATCH, MAX_BYTES
 from mx_rmq.receipt import Stored
@@ -265,7 +265,7 @@ class Store:
 
     async def pause(self, topic: str) -> bool:
         """Stop the delivery of a topic; False if it already was stopped."""
-        check_name("topic", topic)
+        check_topic(topic)
         return bool(await self._run("pause_topic", (topic,), topic))
 
     async def resume(self, topic: str) -> bool:
@@ -333,10 +333,10 @@ class Store:
         names = [topic, *[message.id for message in messages]]
         if call:  # the stored call is read word by word, under a key for this producer only
             names += (producer, call)
-        if not are_names(names):
-            check_name("topic", topic)
+        if not are_labels(names):
+            check_topic(topic)
             for message in messages:
-                check_name("message id", message.id)
+                check_id(message.id)
             check_name("producer", producer)
             check_name("call", call)
         for message in messages:

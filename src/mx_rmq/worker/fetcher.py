@@ -31,7 +31,7 @@ class Fetcher(Service):
     """
 
     def __init__(self, holdings: Holdings, ready: ReadyJobs, config: Config, worker: str) -> None:
-        super().__init__("fetcher")
+        super().__init__("fetcher", holdings.shard.availability)
         self._worker = worker
         self._holdings = holdings
         self._store = holdings.shard.store

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from mx_rmq.checks import check_name, check_seconds, check_whole, refusal
+from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
 from mx_rmq.errors import ConfigError
 from mx_rmq.limits import BATCH
-from mx_rmq.payloads import Encoded
+from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.retry import Retry
 from mx_rmq.worker.payload_types import payload_type_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from mx_rmq.checks import Duration
     from mx_rmq.receipt import Receipt
 
     Call = Callable[[Any, Any], Awaitable[Any]]
@@ -49,29 +50,29 @@ class Handler(Generic[P]):
         function: Callable[..., Any],
         *,
         retry: Retry,
-        timeout: float | None,
+        timeout: Duration | None,
         concurrency: int | None = None,
         batch: int | None = None,
-        linger: float = 0.0,
+        linger: Duration = 0.0,
     ) -> None:
-        self.topic = check_name("topic", topic)
+        self.topic = check_topic(topic)
         if not callable(function):
             raise ConfigError(f"{function!r} cannot handle topic {topic!r}: it is not a function")
         check_whole(f"concurrency of topic {topic!r}", concurrency, 1, none="the queue's")
         check_whole(f"batch of topic {topic!r}", batch, 1, BATCH, none="single messages")
-        check_seconds(f"linger of topic {topic!r}", linger)
+        self.linger: float = check_seconds(f"linger of topic {topic!r}", linger)
         if linger and batch is None:
             raise ConfigError(f"linger of topic {topic!r} is for batches; give batch= too")
-        check_seconds(f"timeout of topic {topic!r}", timeout, above=0.0, none="no limit")
+        self.timeout: float | None = check_seconds(
+            f"timeout of topic {topic!r}", timeout, above=0.0, none="no limit"
+        )
         if not isinstance(retry, Retry):
             raise refusal(f"retry of topic {topic!r}", "a Retry(...)", retry)
         self.function = function
         self.retry = retry
-        self.timeout = timeout
         self.concurrency = concurrency
         self.batch = batch or 1
         self.is_batch = batch is not None
-        self.linger = linger
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
@@ -96,6 +97,18 @@ class Handler(Generic[P]):
         """Produce many at once; see ``RedisMessageQueue.produce_many``."""
         accepted = (self._accepted(payload) for payload in payloads)
         return await self._outlet.produce_many(self.topic, accepted, **options)
+
+    def fitting(self, payload: Any) -> Any:
+        """A payload that the handler will accept, encoded unless it takes anything.
+
+        Raises:
+            InvalidPayload: the handler would not accept it.
+        """
+        if self.payload_type.wanted is Any or type(payload) is Encoded:
+            return payload
+        encoded = encode_payload(payload)
+        self.payload_type.decode(encoded)
+        return Encoded(encoded)
 
     def _accepted(self, payload: P) -> Any:
         """Check that the handler accepts a payload; returns it encoded, or as it is for middleware."""

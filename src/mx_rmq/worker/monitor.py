@@ -55,7 +55,7 @@ class Monitor(Service):
         retries: Mapping[str, Retry],
         on_recovered: Callable[[str], None],
     ) -> None:
-        super().__init__("monitor")
+        super().__init__("monitor", holdings.shard.availability)
         self._on_recovered = on_recovered
         self._worker = worker
         self._store = holdings.shard.store
@@ -104,14 +104,16 @@ class Monitor(Service):
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         groups: dict[tuple[str, type[Verdict]], list[tuple[Takeover, Verdict]]] = defaultdict(list)
+        recovered: dict[tuple[str, str], list[str]] = defaultdict(list)
         for takeover in taken:
             delivery, verdict = takeover.delivery, self._judge(takeover, now)
             groups[delivery.topic, type(verdict)].append((takeover, verdict))
             if isinstance(verdict, Again | Returned):
-                topic, id_ = delivery.topic, delivery.id
-                events.emit(events.MessageRecovered(topic=topic, id=id_, previous=takeover.previous))
+                recovered[delivery.topic, takeover.previous].append(delivery.id)
             else:
-                announce(delivery, verdict, takeover.previous)
+                announce(delivery, verdict, previous=takeover.previous)
+        for (topic, previous), ids in recovered.items():
+            events.emit(events.MessagesRecovered(topic=topic, messages=len(ids), previous=previous, ids=ids))
         statuses: list[Settled] = []
         for (topic, kind), items in groups.items():
             statuses += await settle(self._store, topic, items)

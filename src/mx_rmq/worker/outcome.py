@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.message import Death, PastAttempt, describe, encode_message, text_of
 from mx_rmq.raised import Reject, RetryLater
+from mx_rmq.traces import place_of, trace_of
 
 if TYPE_CHECKING:
     from mx_rmq.message import Message, Reason
@@ -31,6 +32,12 @@ class Again:
     delay: float
     error: str
     body: bytes
+    attempt: int = 1
+    max_attempts: int = 1
+    seconds: float = 0.0
+    """How long the handler ran."""
+    place: str = ""
+    """The last frame of the user's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Died:
     death: Death
     body: bytes = b""
     """Its new body; empty to keep the stored one."""
+    attempts: int = 0
     may_quote: bool = False
     """Whether the error's text may quote the payload, so that it must not be logged."""
 
@@ -101,17 +109,20 @@ def succeeded(message: Message) -> Done:
 def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Again | Died:
     """The handler raised *error*; the attempt is added to the message's history."""
     message.attempts += 1
+    attempt, trace = message.attempts, trace_of(error)
+    place = place_of(trace)
     if isinstance(error, Reject):
         said = text_of(error)
-        return Died(Death(reason="rejected", error=said, kind=Reject.__name__), _history(message, run, said))
+        death = Death(reason="rejected", error=said, kind=Reject.__name__, place=place)
+        return Died(death, _history(message, run, said, trace), attempt)
     said = describe(error)
-    body = _history(message, run, said)
-    delay = retry.delay(message.attempts, error)
+    body = _history(message, run, said, trace)
+    delay = retry.delay(attempt, error)
     if delay is None:
-        return Died(Death(reason="failed", error=said, kind=type(error).__name__), body)
+        return Died(Death(reason="failed", error=said, kind=type(error).__name__, place=place), body, attempt)
     if isinstance(error, RetryLater) and error.delay is not None:
         delay = error.delay
-    return Again(delay, said, body)
+    return Again(delay, said, body, attempt, retry.max_attempts, run.took, place)
 
 
 def timed_out(message: Message, run: Run, retry: Retry) -> Again | Died:
@@ -163,9 +174,10 @@ def _returned(message: Message, run: Run, said: str, crash_limit: int) -> Died |
     return Died(Death(reason="crashed", error=why), body)
 
 
-def _history(message: Message, run: Run, said: str) -> bytes:
+def _history(message: Message, run: Run, said: str, trace: str = "") -> bytes:
     """The message's new body, with this run in its history."""
-    message.remember(PastAttempt(at=round(run.at, 3), worker=run.worker, took=round(run.took, 4), error=said))
+    at, took = round(run.at, 3), round(run.took, 4)
+    message.remember(PastAttempt(at=at, worker=run.worker, took=took, error=said, trace=trace))
     return encode_message(message)
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from mx_rmq.errors import ConfigError, InvalidPayload
-from mx_rmq.payloads import encode_payload
+from mx_rmq.payloads import encode_payload, unknown_types_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class PayloadType:
@@ -30,6 +30,11 @@ class PayloadType:
                 self._decode = msgspec.json.Decoder(wanted).decode
             except (TypeError, msgspec.MsgspecError) as error:
                 raise ConfigError(f"{wanted!r} cannot be a payload: {error}") from error
+            if unknown := unknown_types_in(wanted):
+                raise ConfigError(
+                    f"{wanted!r} cannot be a payload: {unknown} cannot be decoded from JSON; "
+                    "use plain types, a dataclass, a msgspec.Struct or a pydantic model"
+                )
         # For such a class only instances are accepted; for other types, whatever the handler can decode.
         self._is_record = isinstance(wanted, type) and (
             validate is not None or is_dataclass(wanted) or issubclass(wanted, msgspec.Struct)
@@ -69,24 +74,47 @@ def payload_type_of(function: Callable[..., Any], *, batch: bool) -> tuple[Paylo
     """
     name = getattr(function, "__name__", repr(function))
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the parameters of handler {name} cannot be read: {error}") from error
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    demanded = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if not positional or len(required) > 2 or demanded:
-        raise ConfigError(f"handler {name} must take a payload, or a payload and a context")
+    parameters = [
+        p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY or p.default is p.empty
+    ]
+    problem = _misfit(parameters)
+    if problem:
+        form = "([payloads]) or ([payloads], [contexts])" if batch else "(payload) or (payload, context)"
+        raise ConfigError(f"handler {name} must take {form}, got {signature}: {problem}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"handler {name} is a generator: calling it runs nothing; use return instead of yield"
         )
-    wanted = _annotation(function, positional[0])
+    wanted = _annotation(function, parameters[0])
     if batch:
         if wanted is not Any and get_origin(wanted) is not list and wanted is not list:
             raise ConfigError(f"a batch handler takes a list of payloads, not {wanted!r}")
         wanted = (get_args(wanted) or (Any,))[0]
-    return PayloadType(wanted), len(positional) >= 2
+    return PayloadType(wanted), len(parameters) == 2
+
+
+def _misfit(parameters: Sequence[inspect.Parameter]) -> str:
+    """Why these parameters do not fit a handler; empty if they do."""
+    if parameters and parameters[0].name in ("self", "cls"):
+        return "it is a method; register a function, or a method of an object"
+    if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        return "only positional parameters are filled"
+    if not 1 <= len(parameters) <= 2:
+        return "put what belongs together into one payload, such as a dict or a dataclass"
+    if any(p.default is not p.empty for p in parameters):
+        return "a default would never be used, or be replaced by the context; make it keyword-only"
+    if len(parameters) == 2 and _is_context(parameters[0]):
+        return "the payload comes first"
+    return ""
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameter.name in ("ctx", "context") or kind.rpartition(".")[2] == "Context"
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

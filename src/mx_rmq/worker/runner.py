@@ -168,7 +168,8 @@ class Runner:
             raise asyncio.CancelledError  # the program ends; nothing can be settled any more
         for n, job in enumerate(jobs):
             job.finish()
-            self._settle(job, self._judge(job, None if ends is None else ends[n]))
+            raised = None if ends is None else ends[n]
+            self._settle(job, self._judge(job, raised), raised)
 
     def _judge(self, job: Job, error: BaseException | None) -> Verdict:
         """The verdict on a job whose handler returned, or ended with *error*."""
@@ -186,10 +187,10 @@ class Runner:
             return outcome.timed_out(message, run, job.handler.retry)
         return outcome.failed(message, error, run, job.handler.retry)
 
-    def _settle(self, job: Job, verdict: Verdict) -> None:
+    def _settle(self, job: Job, verdict: Verdict, error: BaseException | None = None) -> None:
         if job in job.holdings.jobs:  # else the worker has stopped and given it up
             if not isinstance(verdict, Done):
-                announce(job.delivery, verdict)
+                announce(job.delivery, verdict, error)
             self._settlers[job.holdings].put(job, verdict)
 
     # -- messages that may have crashed workers

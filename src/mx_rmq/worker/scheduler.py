@@ -19,7 +19,7 @@ class Scheduler(Service):
     """Promotes due messages on one shard; sleeps exactly until the next is due, or until woken."""
 
     def __init__(self, shard: Shard) -> None:
-        super().__init__("scheduler")
+        super().__init__("scheduler", shard.availability)
         self._store = shard.store
         self._keys = [shard.keys.of_queue("delay_wake")]
         self._wakeup = Wakeup(shard, self.alarm, _LONGEST)

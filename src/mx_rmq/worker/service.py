@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from mx_rmq import events
 from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
 from mx_rmq.storage.resend import GrowingWait
 from mx_rmq.worker.alarm import Alarm
 
+if TYPE_CHECKING:
+    from mx_rmq.storage.availability import Availability
+
 
 class Service(ABC):
     """A loop that runs until it is told to stop; subclasses implement ``step``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, availability: Availability) -> None:
         self.name = name
+        self._availability = availability
         self.alarm = Alarm()
         self.stopping = False
 
@@ -41,7 +46,6 @@ class Service(ABC):
     async def run(self) -> None:
         """Step and wait until stopped. An error is reported and waited out; it never ends the service."""
         errors = GrowingWait()
-        away = False
         try:
             while not self.stopping:
                 try:
@@ -50,17 +54,13 @@ class Service(ABC):
                         await self.wait(seconds)
                 except (ServerUnavailable, ConfigError, StoreError) as error:
                     # A refusal may pass too: a full disk, a changed password, a missing right.
-                    if not away:
-                        events.emit(events.ServerUnavailable(service=self.name, error=str(error)))
-                    away = True
+                    self._availability.lost(self.name, error)
                     await Service.wait(self, errors.next())
                 except Exception as error:
                     events.emit(events.ServiceFailed(service=self.name), error)
                     await Service.wait(self, errors.next())
                 else:
-                    if away:
-                        events.emit(events.ServerBack(service=self.name))
-                    away = False
+                    self._availability.back(self.name)
                     errors.reset()
         finally:
             await self.close()

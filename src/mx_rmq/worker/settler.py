@@ -141,16 +141,42 @@ class Settler:
         return [None] * len(items)
 
 
-def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
-    """Emit the event of a message that failed; *previous* held it, if a monitor took it over."""
+def announce(
+    delivery: Delivery, verdict: Verdict, error: BaseException | None = None, previous: str = ""
+) -> None:
+    """Emit the event of a message that failed.
+
+    Args:
+        delivery: which.
+        verdict: what becomes of it.
+        error: what its handler raised, for the traceback.
+        previous: the worker that held it, if a monitor took it over.
+    """
     topic, id_ = delivery.topic, delivery.id
     if isinstance(verdict, Died):
         death = verdict.death
-        said = death.kind if verdict.may_quote else death.error
-        reason = death.reason
-        events.emit(events.MessageDead(topic=topic, id=id_, reason=reason, error=said, previous=previous))
+        event = events.MessageDead(
+            topic=topic,
+            id=id_,
+            reason=death.reason,
+            error=death.kind if verdict.may_quote else death.error,
+            attempts=verdict.attempts,
+            place=death.place,
+            previous=previous,
+        )
+        events.emit(event, error)
     elif isinstance(verdict, Again):
-        events.emit(events.MessageRetried(topic=topic, id=id_, error=verdict.error, delay=verdict.delay))
+        retried = events.MessageRetried(
+            topic=topic,
+            id=id_,
+            attempt=verdict.attempt,
+            max_attempts=verdict.max_attempts,
+            seconds=verdict.seconds,
+            delay=verdict.delay,
+            error=verdict.error,
+            place=verdict.place,
+        )
+        events.emit(retried, error)
 
 
 def name_of(kind: Kind) -> str:

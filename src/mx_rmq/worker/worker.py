@@ -80,7 +80,15 @@ class Worker:
             service: asyncio.create_task(service.run(), name=f"mx-rmq-{service.name}")
             for service in [*self._monitors, *self._schedulers, *self._fetchers]
         }
-        events.emit(events.WorkerStarted(worker=self.name, topics=sorted(self._ready.topics)))
+        events.emit(
+            events.WorkerStarted(
+                worker=self.name,
+                queue=config.name,
+                server=config.shown_url,
+                topics=sorted(self._ready.topics),
+                concurrency=config.concurrency,
+            )
+        )
 
     async def stop(self) -> None:
         """Stop: start no more jobs, let handlers finish within the grace, give back the rest.

@@ -1,4 +1,7 @@
--- Whether this may be the name of a topic or the id of a message; mx-rmq writes no others.
+-- Whether this may be a topic or the id of a message; mx-rmq writes no others. The endings are those of
+-- fields that a message has beside its body.
 local function is_name(text)
-  return #text <= 128 and string.find(text, '^[%w_.-]+$') == 1
+  local ending = string.match(text, ':%l+$')
+  return #text <= 128 and string.find(text, '^[%w_.:@/#+-]+$') == 1
+    and ending ~= ':queue' and ending ~= ':keep' and ending ~= ':error'
 end

@@ -1,0 +1,46 @@
+"""Whether a server answers: an outage is told at once and once a minute, and so is its end."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Final
+
+from mx_rmq.events import ServerBack, ServerUnavailable, emit
+
+_AGAIN: Final = 60.0
+"""Seconds after which an outage that lasts is told again."""
+
+
+class Availability:
+    """What the users of one server know of it.
+
+    An outage begins with the first user that cannot use the server, and ends when all of those can again.
+
+    Args:
+        server: how events call it.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._since = 0.0
+        self._told_at = 0.0
+        self.away: set[str] = set()
+        """The users that cannot use it now."""
+
+    def lost(self, user: str, error: Exception, remedy: str = "trying until it answers") -> None:
+        """Note that a user cannot use the server; *remedy* says what is being done about it."""
+        now = monotonic()
+        if not self.away:
+            self._since, self._told_at = now, 0.0
+        self.away.add(user)
+        if not self._told_at or now - self._told_at >= _AGAIN:
+            lasts = f" for {now - self._since:.0f} s now" if self._told_at else ""
+            self._told_at = now
+            emit(ServerUnavailable(server=self._server, error=f"{error}{lasts}; {remedy}"))
+
+    def back(self, user: str) -> None:
+        """Note that a user can use the server again."""
+        if user in self.away:
+            self.away.discard(user)
+            if not self.away:
+                emit(ServerBack(server=self._server, seconds=monotonic() - self._since))
