@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -77,7 +78,7 @@ async def read_state(redis: Redis, *, prefix: str = "mx-rmq:{q}:", tools: bool =
     state: dict[str, Any] = {}
     for key in await all_keys(redis):
         name = key.removeprefix(prefix)
-        if not tools and name.split(":")[0] in BOOKKEEPING:
+        if not tools and re.split("[:=]", name)[0] in BOOKKEEPING:
             continue
         state[name] = await read_key(redis, key)
     return state

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from mx_rmq import DeadLetter, NotDead
+from mx_rmq import DeadLetter, NotDead, RedisMessageQueue
 from mx_rmq.message import (
     FORMAT,
     Death,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq import MessageFacts, RedisMessageQueue
+    from mx_rmq import MessageFacts, Receipt
     from mx_rmq.storage.contract import Delivery
 
 PREFIX = "mx-rmq:{q}:"
@@ -63,6 +63,12 @@ def new(id_: str, **options: Any) -> NewMessage:
 def store_of(redis: Redis) -> Store:
     """The store of the tests' queue, on the server's own clock."""
     return Store(redis, Keys("q"))
+
+
+async def produce_elsewhere(mq: RedisMessageQueue, topic: str, payload: Any, **options: Any) -> Receipt:
+    """Produce from a program that does not know the topic's handler."""
+    async with RedisMessageQueue(mq.config.url, name=mq.config.name, server_check="off") as elsewhere:
+        return await elsewhere.produce(topic, payload, **options)
 
 
 async def put_bytes(redis: Redis, id_: str, body: bytes, topic: str = "t") -> None:

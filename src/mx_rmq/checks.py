@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Duration = float | timedelta
 """Seconds, or a ``timedelta``."""
 
+_MOST_NUMBER = 10**127
+"""An id has at most 128 characters."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 # What a message stores beside its body has its id and one of these endings as name.
 _LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)", re.ASCII)
@@ -133,7 +136,9 @@ def check_id(value: object) -> str:
     Raises:
         InvalidName: it cannot be one.
     """
-    if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, UUID) or (
+        isinstance(value, int) and not isinstance(value, bool) and -_MOST_NUMBER < value < _MOST_NUMBER
+    ):
         value = str(value)
     return _check_label("message id", value)
 

@@ -17,7 +17,7 @@ from tests.harness import command
 MOST_GROWTH = 2 * 1024 * 1024
 
 CALLS = 60
-MAY_STAY = {"topics": 0, "counters": 0, "fence": 0, r"call:of:\w+": CALLS}
+MAY_STAY = {"topics": 0, "counters": 0, "fence": 0, r"call=\w+": CALLS}
 """What stays for tools, and to answer calls sent twice; and for how many seconds, 0 for good."""
 
 

@@ -260,13 +260,13 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
     if int(state.keys.get("fence", 0)) != reference.fence:
         yield f"the last fence is {state.keys.get('fence')}, not {reference.fence}"
     calls = {
-        f"call:of:{producer}": " ".join([call, *(str(int(status)) for status in answer)])
+        f"call={producer}": " ".join([call, *(str(int(status)) for status in answer)])
         for producer, (call, answer) in reference.calls.items()
     }
-    if {name: value for name, value in state.keys.items() if name.startswith("call:")} != calls:
+    if {name: value for name, value in state.keys.items() if name.startswith("call=")} != calls:
         yield f"the remembered calls are not {calls}"
     for name in state.keys:
-        if name not in KNOWN and not name.startswith("call:"):
+        if name not in KNOWN and not name.startswith("call="):
             yield f"there is a key {name}"
 
 

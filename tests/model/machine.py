@@ -390,7 +390,7 @@ class Machine:
         await self.send(Call("promote", (1000,), {}))
         await self.send(Call("delete_dead", (IDS,), {}))
         stuck = [
-            name for name in self.state.keys if not name.startswith(("topics", "counters", "call:", "fence"))
+            name for name in self.state.keys if not name.startswith(("topics", "counters", "call=", "fence"))
         ]
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")

@@ -91,7 +91,7 @@ async def a_whole_life(queue: RedisMessageQueue, redis: Redis, proxy: Proxy) -> 
     with pytest.raises(InvalidPayload):
         await queue.produce("good", {SECRET})
     with pytest.raises(MessageTooLarge):
-        await queue.produce("good", SECRET * 100_000)
+        await queue.produce("good", {"card": SECRET * 100_000})
     with pytest.raises(InvalidPayload):
         await typed.produce(Kind(SECRET))  # type: ignore[arg-type]
     await queue.start()

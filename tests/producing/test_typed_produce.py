@@ -160,7 +160,7 @@ async def test_the_options_are_those_of_produce(queue: RedisMessageQueue) -> Non
 
     with pytest.raises(ConfigError, match="priority"):
         await on_number.produce(1, priority="urgent")
-    with pytest.raises(TypeError, match="prioritty"):
+    with pytest.raises(ConfigError, match="no option of produce 'prioritty'; did you mean 'priority'"):
         await on_number.produce(1, prioritty="high")
     with pytest.raises(MessageTooLarge):
         await on_number.produce(1, headers={"long": "x" * 2_000_000})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from redis.exceptions import ResponseError
@@ -75,7 +76,8 @@ async def work(mq: RedisMessageQueue) -> None:
             raise Reject("no")
 
     await mq.start()
-    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", "dedup_for": 60}]
+    kept = {"message_id": uuid4(), "dedup_for": 60}
+    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", **kept}]
     for n, options in enumerate(several):
         await mq.produce("orders", {"id": f"m{n}"}, **options)
     await mq.produce_many("orders", [{"id": "many"}])
@@ -139,7 +141,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
 
 async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
     """Something of everything that a repair mends."""
-    await mq.produce("orders", 1, message_id="stray")
+    await mq.produce("orders", {"id": "1"}, message_id="stray")
     script = """
         redis.call('SELECT', 1)
         redis.call('HSET', 'mx-rmq:{shop}:payload', 'not ours', 'x')

@@ -63,7 +63,7 @@ def rich_state() -> dict[str, Any]:
             "topics": {"t", "u"},
             "paused": {"v"},
             "done": {"old": float(SOON), "young": NOW + 90_000.0},
-            "call:of:p": "before 1",
+            "call=p": "before 1",
             "workers": {"silent": "facts"},
             "workers_seen": {"silent": NOW - 90_000.0},
         },

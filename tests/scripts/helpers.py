@@ -67,7 +67,7 @@ def keys_of(name: str, topic: str = TOPIC, producer: str = "p1") -> list[str]:
     """The keys a script's header asks for, without the queue's prefix."""
     by_topic = ("pending", "pending:high", "pending:low", "processing", "wake")
     return [
-        f"{topic}:{key}" if key in by_topic else f"call:of:{producer}" if key == "call" else key
+        f"{topic}:{key}" if key in by_topic else f"call={producer}" if key == "call" else key
         for key, _ in SCRIPTS[name].keys
     ]
 
@@ -85,4 +85,4 @@ async def count_of(redis: Redis, topic: str = TOPIC) -> dict[str, int]:
 async def spoil(redis: Redis, key: str) -> None:
     """Replace what is at a key (without the queue's prefix) by a value of another type."""
     await redis.delete(PREFIX + key)
-    await redis.execute_command("RPUSH" if key.startswith("call:") else "SET", PREFIX + key, "something else")
+    await redis.execute_command("RPUSH" if key.startswith("call=") else "SET", PREFIX + key, "something else")

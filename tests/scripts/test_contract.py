@@ -571,7 +571,7 @@ async def test_the_store_sends_what_the_header_asks_for(method: str, redis: Redi
     sent = recorder.sent[0]
     assert sent.script == SCRIPTS[drive.script].sha
     assert sent.keys == [
-        PREFIX + (f"orders:{key}" if key in TOPIC_PARTS else "call:of:p1" if key == "call" else key)
+        PREFIX + (f"orders:{key}" if key in TOPIC_PARTS else "call=p1" if key == "call" else key)
         for key, _ in contract.keys
     ]
     assert list(drive.fixed) == contract.fixed

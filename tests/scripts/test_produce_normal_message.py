@@ -234,8 +234,8 @@ async def test_a_call_that_arrives_after_a_later_one_is_refused(store: Store, re
 
 async def test_a_call_is_remembered_for_a_minute(store: Store, redis: Redis) -> None:
     await store.produce(TOPIC, [new("m1"), new("m1")], producer="p1", call="c1")
-    assert (await read_state(redis, tools=True))["call:of:p1"] == "c1 1 0"
-    assert 59_000 < await redis.pttl(PREFIX + "call:of:p1") <= 60_000
+    assert (await read_state(redis, tools=True))["call=p1"] == "c1 1 0"
+    assert 59_000 < await redis.pttl(PREFIX + "call=p1") <= 60_000
 
 
 async def test_only_the_last_call_of_the_same_producer_is_remembered(store: Store) -> None:
@@ -327,7 +327,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
             await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 1000, *messages, "")
 
 
-@pytest.mark.parametrize(("topic", "id_"), [("a:b", "m1"), ("", "m1"), (TOPIC, "m1:queue"), (TOPIC, "{m}")])
+@pytest.mark.parametrize(("topic", "id_"), [("a b", "m1"), ("", "m1"), (TOPIC, "m1:queue"), (TOPIC, "{m}")])
 async def test_names_are_checked_before_anything_is_sent(
     store: Store, redis: Redis, topic: str, id_: str
 ) -> None:
@@ -342,7 +342,7 @@ async def test_names_are_checked_before_anything_is_sent(
 
 @pytest.mark.parametrize(
     "key",
-    ["payload", "all_expire_monitor", "dlq", "done", "orders:pending:high", "orders:pending", "call:of:p1"],
+    ["payload", "all_expire_monitor", "dlq", "done", "orders:pending:high", "orders:pending", "call=p1"],
 )
 async def test_a_key_of_another_type_is_named_and_nothing_is_stored(
     store: Store, redis: Redis, key: str

@@ -113,7 +113,7 @@ async def test_a_due_time_beyond_all_time_is_an_answer_in_numbers(
 async def test_a_call_is_not_refused_for_the_sake_of_a_nonsense_memory(
     store: Store, redis: Redis, last: str
 ) -> None:
-    await redis.set(PREFIX + "call:of:p", f"{last} 1")
+    await redis.set(PREFIX + "call=p", f"{last} 1")
     stored = await store.produce("t", [NewMessage("a", b"{}")], producer="p", call="7")
     assert stored == [Stored.STORED]
 

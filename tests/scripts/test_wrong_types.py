@@ -63,7 +63,7 @@ def declared() -> list[tuple[str, str, str]]:
 def name_of(script: str, part: str) -> str:
     topic = TOPIC_OF.get(script, "t")
     if part == "call":
-        return "call:of:p"
+        return "call=p"
     return f"{topic}:{part}" if part in TOPIC_PARTS else part
 
 

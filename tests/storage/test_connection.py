@@ -530,7 +530,7 @@ async def test_garbage_costs_the_connection_and_nothing_else(garbage: bytes) -> 
     async with something_else(pings(b"+PONG\r\n", garbage, b"+PONG\r\n")) as url:
         link = Connection(url, timeout=5)
         await link.execute_command("PING")
-        with pytest.raises(ServerUnavailable, match="something that is no reply"):
+        with pytest.raises(ServerUnavailable, match="reply cannot be read"):
             await link.execute_command("PING")
         assert await link.execute_command("PING") == b"PONG"
         await link.close()

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue, Reject, Retry, RetryLater
-from tests.words import ONE_SERVER, dead, drained, eventually, in_state, is_sound, put_bytes, steal
+from tests.words import (
+    ONE_SERVER,
+    dead,
+    drained,
+    eventually,
+    in_state,
+    is_sound,
+    produce_elsewhere,
+    put_bytes,
+    steal,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -228,7 +238,7 @@ async def test_what_cannot_be_read_is_left_out_of_the_batch(mq: RedisMessageQueu
         batches.append(payloads)
 
     await mq.produce("t", Event(1))
-    await mq.produce("t", {"n": "x"}, message_id="invalid")
+    await produce_elsewhere(mq, "t", {"n": "x"}, message_id="invalid")
     await put_bytes(redis, "garbage", b"\xff")
     await mq.produce("t", Event(2))
     await mq.start()
@@ -245,8 +255,8 @@ async def test_a_batch_of_which_nothing_can_be_read_does_not_run(mq: RedisMessag
     async def on_t(payloads: list[Event]) -> None:
         ran.append(payloads)
 
-    await mq.produce("t", 1, message_id="A1")
-    await mq.produce("t", 2, message_id="A2")
+    await produce_elsewhere(mq, "t", 1, message_id="A1")
+    await produce_elsewhere(mq, "t", 2, message_id="A2")
     await mq.start()
     await dead(mq, "A1")
     await dead(mq, "A2")

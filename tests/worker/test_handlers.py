@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from mx_rmq import ConfigError, Context, NoHandler, RedisMessageQueue, Reject
-from tests.words import dead, drained, eventually, in_state, is_sound, put_bytes
+from tests.words import dead, drained, eventually, in_state, is_sound, produce_elsewhere, put_bytes
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -155,9 +155,9 @@ async def test_a_payload_that_does_not_fit_is_kept_as_invalid_and_never_tried(
     async def on_model(payload: Model) -> None:
         seen.append(payload)
 
-    await mq.produce("t", {"order_id": "A1", "amount": "much"}, message_id="bad")
+    await produce_elsewhere(mq, "t", {"order_id": "A1", "amount": "much"}, message_id="bad")
     await mq.produce("t", {"order_id": "A2", "amount": 1.0}, message_id="good")
-    await mq.produce("model", {"n": "x"}, message_id="model")
+    await produce_elsewhere(mq, "model", {"n": "x"}, message_id="model")
     before = await mq.find("bad")
     await mq.start()
     letter = await dead(mq, "bad")
@@ -395,7 +395,7 @@ async def test_nothing_of_a_payload_is_in_the_log(
     await mq.start()
     await mq.produce("t", {"order_id": "SECRET", "amount": 1.0})
     await mq.produce("t", {"order_id": "SECRET", "amount": 9.0}, headers={"h": "SECRET"})
-    await mq.produce("t", {"order_id": "x", "amount": "SECRET"})
+    await produce_elsewhere(mq, "t", {"order_id": "x", "amount": "SECRET"})
     await put_bytes(redis, "garbage", b'"SECRET')
     await dead(mq, "garbage")
     await drained(mq)

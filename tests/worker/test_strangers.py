@@ -90,7 +90,7 @@ async def test_what_strangers_wrote_for_people_does_not_keep_people_from_looking
     mq: RedisMessageQueue, redis: Redis
 ) -> None:
     await mq.produce("t", 1)
-    await redis.sadd(PREFIX + "topics", b"\xff", "no:such", "")
+    await redis.sadd(PREFIX + "topics", b"\xff", "no such", "")
     await redis.sadd(PREFIX + "paused", b"\xfe")
     await redis.hset(PREFIX + "counters", mapping={"t:retried": "x", "t:dead": b"\xff", b"\xff": 1})
     await redis.zadd(PREFIX + "delay_tasks", {b"\xff": 10**13})

@@ -34,7 +34,7 @@ async def test_a_handler_past_its_timeout_is_cancelled_and_the_attempt_failed(mq
     await mq.produce("t", 1, message_id="A1")
     letter = await dead(mq, "A1")
     assert (letter.reason, letter.kind) == ("failed", "TimeoutError")
-    assert letter.error.startswith("TimeoutError: the handler was stopped after 0.")
+    assert letter.error.startswith("TimeoutError: the handler timed out after 0.")
     assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
     assert letter.message is not None
     assert letter.message.attempts == 2

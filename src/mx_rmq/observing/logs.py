@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.events import KINDS, MessageCompleted, MessageRetried, listen
@@ -31,8 +32,24 @@ def write(event: Event, exception: BaseException | None) -> None:
         elif not logger.isEnabledFor(logging.DEBUG):
             exception = None
     if logger.isEnabledFor(level):
+        trace = None if exception is None else (type(exception), exception, exception.__traceback__)
         extra = {"event": event.name, **event.fields}
-        logger.log(level, f"{event.name}: %s", event.text, extra=extra, exc_info=exception)
+        record = logger.makeRecord(
+            logger.name, level, __name__, 0, f"{event.name}: %s", (event.text,), trace, extra=extra
+        )
+        if exception is not None and not _is_text(exception):
+            lines = "".join(traceback.format_exception(exception)).rstrip("\n")
+            record.exc_text = lines.encode(errors="backslashreplace").decode()
+        logger.handle(record)
+
+
+def _is_text(exception: BaseException) -> bool:
+    """Whether the text of an exception can be written to a file: a lone surrogate cannot."""
+    try:
+        str(exception).encode()
+    except Exception:
+        return False
+    return True
 
 
 def listen_to_all() -> None:

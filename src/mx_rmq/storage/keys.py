@@ -68,7 +68,7 @@ class Keys:
 
     def of_call(self, producer: str) -> str:
         """The key that holds the last call of a producer."""
-        return f"{self.prefix}call:of:{producer}"  # no topic has a part "of:…"
+        return f"{self.prefix}call={producer}"  # no topic has this sign
 
     def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:
         """The KEYS of a script, in the order of its header."""

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
-from mx_rmq.errors import ConfigError
+from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.limits import BATCH
 from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.retry import Retry
@@ -107,7 +107,10 @@ class Handler(Generic[P]):
         if self.payload_type.wanted is Any or type(payload) is Encoded:
             return payload
         encoded = encode_payload(payload)
-        self.payload_type.decode(encoded)
+        try:
+            self.payload_type.decode(encoded)
+        except InvalidPayload as error:
+            raise InvalidPayload(f"topic {self.topic!r} has the handler {self.__name__}: {error}") from None
         return Encoded(encoded)
 
     def _accepted(self, payload: P) -> Any:

@@ -104,7 +104,7 @@ def _misfit(parameters: Sequence[inspect.Parameter]) -> str:
         return "only positional parameters are filled"
     if not 1 <= len(parameters) <= 2:
         return "put what belongs together into one payload, such as a dict or a dataclass"
-    if any(p.default is not p.empty for p in parameters):
+    if any(p.default is not p.empty for p in parameters if p is parameters[0] or not _is_context(p)):
         return "a default would never be used, or be replaced by the context; make it keyword-only"
     if len(parameters) == 2 and _is_context(parameters[0]):
         return "the payload comes first"
