@@ -215,10 +215,13 @@ class Proxy:
         task.add_done_callback(lambda _: writer.close())  # it may be cut before it has begun
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._target.scheme == "unix":
-            up_reader, up_writer = await asyncio.open_unix_connection(self._target.path)
-        else:
-            up_reader, up_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+        try:
+            if self._target.scheme == "unix":
+                up_reader, up_writer = await asyncio.open_unix_connection(self._target.path)
+            else:
+                up_reader, up_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+        except OSError:  # the server is away, so this connection ends too
+            return
         asked: deque[str] = deque()
         flowing = self._flowing
         ways = [

@@ -55,7 +55,19 @@ class _Facts(dict[str, object]):
         self._event = event
 
     def __missing__(self, name: str) -> object:
-        return getattr(self._event, name)
+        value: object = getattr(self._event, name)
+        return _Seconds(value) if isinstance(value, float) else value
+
+
+class _Seconds(float):
+    """A duration in a template: ``{seconds:time}`` writes it as a person would."""
+
+    def __format__(self, how: str) -> str:
+        if how != "time":
+            return super().__format__(how)
+        if self >= 0.1:
+            return f"{self:.0f} s" if self >= 100 else f"{self:.1f} s"
+        return f"{self * 1000:.0f} ms" if self >= 0.001 else "<1 ms"
 
 
 def emit(event: Event, exception: BaseException | None = None) -> None:
@@ -105,7 +117,7 @@ class MessageCompleted(Event, tag="message.completed"):
     """A handler succeeded and the server has recorded it."""
 
     level = logging.DEBUG
-    says = "{topic} {id} ran for {seconds:.3g} s"
+    says = "{topic} {id} ran for {seconds:time}"
     topic: str
     id: str
     seconds: float
@@ -117,8 +129,8 @@ class MessageRetried(Event, tag="message.retried"):
     """A handler failed; the message runs again after *delay* seconds."""
 
     says = (
-        "{topic} {id} attempt {attempt} of {max_attempts} failed after {seconds:.2g} s, again in "
-        "{delay:.2g} s: {error}{at}"
+        "{topic} {id} attempt {attempt} of {max_attempts} failed after {seconds:time}, again in "
+        "{delay:time}: {error}{at}"
     )
     topic: str
     id: str
@@ -342,7 +354,7 @@ class RecoveryByLease(Event, tag="recovery.by_lease"):
 class RecoveryWaits(Event, tag="recovery.waits"):
     """After an outage, take-overs wait so that living workers can extend their leases first."""
 
-    says = "the server was away; owners of messages have {seconds:.3g} s to extend their leases"
+    says = "the server was away; owners of messages have {seconds:time} to extend their leases"
     seconds: float
 
 
@@ -391,7 +403,7 @@ class LeasesSlow(Event, tag="leases.slow"):
 
     level = logging.WARNING
     says = (
-        "extending leases took {seconds:.3g} s of a lease of {lease:g} s: handlers hold the "
+        "extending leases took {seconds:time} of a lease of {lease:time}: handlers hold the "
         "interpreter; use fewer threads or more processes"
     )
     seconds: float
@@ -412,7 +424,7 @@ class LoopHangs(Event, tag="loop.hangs"):
     """A handler blocks the event loop; the lease keeper settles what the loop cannot."""
 
     level = logging.WARNING
-    says = "the event loop has been blocked for {seconds:.3g} s; settled without it: {settled}"
+    says = "the event loop has been blocked for {seconds:time}; settled without it: {settled}"
     seconds: float
     settled: dict[str, int]
 
@@ -460,7 +472,7 @@ class ServerUnavailable(Event, tag="server.unavailable"):
 class ServerBack(Event, tag="server.back"):
     """The server answers again."""
 
-    says = "{server} answers again after {seconds:.3g} s"
+    says = "{server} answers again after {seconds:time}"
     server: str
     seconds: float
     """How long it was away."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from mx_rmq.checks import check_whole
-from mx_rmq.errors import ConfigError
+from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
 from mx_rmq.message import describe
 from mx_rmq.observing.logs import configure
@@ -38,7 +38,10 @@ def run(queue: RedisMessageQueue) -> None:
     """
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(queue.run())
+        try:
+            runner.run(queue.run())
+        except MxRmqError as error:
+            raise error.with_traceback(None) from None  # what to do is in its text; the frames are ours
 
 
 def run_processes(queue: str, processes: int) -> int:
@@ -85,6 +88,8 @@ def find_queue(where: str) -> RedisMessageQueue:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+    except MxRmqError:  # the module itself was told what is wrong with it
+        raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{where!r} cannot be found: {error}") from error
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import traceback
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.events import KINDS, MessageCompleted, MessageRetried, listen
@@ -72,12 +73,12 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "text": record.getMessage(),
         }
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

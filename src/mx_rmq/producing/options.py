@@ -202,9 +202,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
-def messages(
-    options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any] | None = None
-) -> Iterator[NewMessage]:
+def messages(options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any]) -> Iterator[NewMessage]:
     """The messages of ``produce_many``; an error names the place of its payload.
 
     Args:
@@ -217,14 +215,14 @@ def messages(
     """
     if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
         raise refusal("payloads", "an iterable with one payload per message", payloads)
-    return _numbered(options, payloads if fit is None else map(fit, payloads))
+    return _numbered(options, payloads, fit)
 
 
-def _numbered(options: Options, payloads: Iterable[Any]) -> Iterator[NewMessage]:
+def _numbered(options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any]) -> Iterator[NewMessage]:
     n = -1
     try:
         for payload in payloads:
             n += 1
-            yield options.message(payload)
+            yield options.message(fit(payload))
     except InvalidPayload as error:
         raise InvalidPayload(f"payloads[{n}]: {error}") from None

@@ -34,7 +34,7 @@ class Availability:
             self._since, self._told_at = now, 0.0
         self.away.add(user)
         if not self._told_at or now - self._told_at >= _AGAIN:
-            lasts = f" for {now - self._since:.0f} s now" if self._told_at else ""
+            lasts = f"; for {now - self._since:.0f} s now" if self._told_at else ""
             self._told_at = now
             emit(ServerUnavailable(server=self._server, error=f"{error}{lasts}; {remedy}"))
 

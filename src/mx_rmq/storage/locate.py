@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 RedisPool = TypeVar("RedisPool", ConnectionPool, AsyncConnectionPool)
 
 _OPTION: Final = re.compile("[a-z_]+=")
+_WORD: Final = re.compile(r"[\w.-]+")
+_ADDRESS: Final = re.compile(r"connecting to (.+?)\.(?: |$)")
+"""Where redis-py says the address of a server that it could not reach."""
 
 
 class Address:
@@ -35,6 +38,8 @@ class Address:
     """
 
     def __init__(self, url: str) -> None:
+        if not url.startswith("embedded:"):
+            check_url(url)
         self.lock = threading.RLock()
         self._url = url
         self._users: set[int] = set()
@@ -113,15 +118,11 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
         ConfigError: the URL cannot be used. The error does not show it: an unescaped password can be in any
             part of it.
     """
+    check_url(url)
     try:
-        if not _is_plain(url):
-            raise ValueError
         pool = kind.from_url(url)
     except ValueError:
-        raise ConfigError(
-            "the server's URL cannot be read; write redis://user:password@host:port/database, "
-            "with special characters in the password as %XX"
-        ) from None
+        raise _unreadable() from None
     options = pool.connection_kwargs
     if url.startswith("rediss:") and options.get("ssl_cert_reqs", "required") != "none":
         options.setdefault("ssl_check_hostname", True)
@@ -132,6 +133,30 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
     except (TypeError, ValueError, RedisError) as error:
         raise ConfigError(f"an option in the server's URL is wrong: {error}") from None
     return pool
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL that cannot be used.
+
+    Raises:
+        ConfigError: says what to write. It shows no part that may belong to a password.
+    """
+    parts = urlsplit(url)
+    database = parts.path[1:]
+    if parts.scheme != "unix" and "@" not in url and _WORD.fullmatch(database) and not database.isdecimal():
+        raise ConfigError(
+            f"the database in the server's URL must be a number such as /0, got '/{database}'; "
+            f"to give the queue a name, pass name={database!r}"
+        )
+    if not _is_plain(url):
+        raise _unreadable()
+
+
+def _unreadable() -> ConfigError:
+    return ConfigError(
+        "the server's URL cannot be read; write redis://user:password@host:port/database, "
+        "with special characters in the password as %XX"
+    )
 
 
 def _is_plain(url: str) -> bool:
@@ -170,6 +195,10 @@ def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
                 f"the server refuses the client's certificate: {cause!s:.200}; "
                 "give it one with ssl_certfile=FILE and ssl_keyfile=FILE in the URL"
             )
+        if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+            where = _ADDRESS.search(str(error))
+            if where is not None:
+                return ServerUnavailable(f"{where[1]} refused the connection: no server listens there")
     return ServerUnavailable(f"no connection to the server: {error!s:.200}")
 
 

@@ -108,13 +108,30 @@ def _misfit(parameters: Sequence[inspect.Parameter]) -> str:
         return "a default would never be used, or be replaced by the context; make it keyword-only"
     if len(parameters) == 2 and _is_context(parameters[0]):
         return "the payload comes first"
+    if len(parameters) == 2 and not _may_be_context(parameters[1]):
+        return (
+            f"the second one is the context; put {parameters[0].name} and {parameters[1].name} into one "
+            "payload, or annotate the second with Context"
+        )
     return ""
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter says that it is a context."""
+    return "Context" in _written(parameter) or "ctx" in parameter.name or "context" in parameter.name
+
+
+def _may_be_context(parameter: inspect.Parameter) -> bool:
+    """Whether a second parameter may be a context, by its name or its annotation."""
+    if parameter.annotation is parameter.empty:
+        return _is_context(parameter) or parameter.name.startswith("_")
+    return "Context" in _written(parameter) or _written(parameter).rpartition(".")[2] in ("Any", "object")
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    """A parameter's annotation as text."""
     annotation = parameter.annotation
-    kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return parameter.name in ("ctx", "context") or kind.rpartition(".")[2] == "Context"
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
