@@ -11,12 +11,13 @@ import pytest
 
 from mx_rmq import Context
 from tests.proxy import Proxy
-from tests.words import ONE_SERVER, drained, events, eventually, in_state
+from tests.words import ONE_SERVER, drained, events, eventually, in_state, steal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
+    from mx_rmq.worker.holdings import Job
     from tests.words import MakeQueue
 
 QUICK = 500
@@ -138,6 +139,26 @@ async def test_what_is_finished_when_the_loop_hangs_is_settled_before_it_comes_b
     assert hang.settled == {"done": 1}
     assert starts["quick"] == 1
     assert not events(caplog, "lease.lost")
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+async def test_what_the_lease_keeper_settles_at_the_same_time_is_not_called_lost(
+    make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture, stands_in: bool
+) -> None:
+    """The loop may come back while the thread waits for its answer; then the loop's own call is refused."""
+    mq = make_queue(lease=3600)
+    ran: list[Job] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int, ctx: Context) -> None:
+        await steal(redis, ctx.message_id)
+        ctx._job.is_settling = stands_in
+        ran.append(ctx._job)
+
+    await mq.start()
+    await mq.produce("t", 1)
+    await eventually(lambda: ran and not ran[0].holdings.jobs)
+    assert bool(events(caplog, "lease.lost")) is not stands_in
 
 
 @ONE_SERVER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,34 @@ async def test_processes_whose_supervisor_was_killed_end_by_themselves(
 
 async def _none(mq: RedisMessageQueue) -> bool:
     return not await pids(mq)
+
+
+BROKEN = """
+import os
+from mx_rmq import RedisMessageQueue, run_processes
+mq = RedisMessageQueue("redis://127.0.0.1:1", patience=0.01)
+mq.handler("t")(lambda payload: None)
+if __name__ == "__main__":
+    os._exit(run_processes("broken:mq", 1))
+"""
+
+
+def test_processes_that_die_at_once_are_given_up_with_their_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = subprocess.run(
+        [sys.executable, "broken.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    reason = "ServerUnavailable: 127.0.0.1:1 refused the connection: no server listens there; gave up after"
+    assert done.stderr.count("process.died: process ") == 3
+    last = done.stderr.splitlines()[-1]
+    assert f"processes.given_up: the processes died at once 3 times: {reason}" in last
 
 
 @pytest.mark.parametrize(

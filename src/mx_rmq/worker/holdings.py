@@ -67,6 +67,7 @@ class Job:
         "handler",
         "holdings",
         "is_settled",
+        "is_settling",
         "leased_until",
         "loop",
         "message",
@@ -104,6 +105,9 @@ class Job:
         self.end: End | None = None
         self.verdict: Verdict | None = None
         """How it ends, once that is known."""
+        self.is_settling = False
+        """Whether the lease keeper's thread has begun to settle it. From then on a refusal in the loop does
+        not mean that the lease is lost."""
         self.is_settled = False
         """Whether the lease keeper's thread has settled it, because the loop hung."""
         self._runner: asyncio.Task[Any] | None = None

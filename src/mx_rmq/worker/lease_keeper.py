@@ -246,6 +246,8 @@ class _Keeper:
         for (kind, topic), items in groups.items():
             for start in reversed(range(0, len(items), BATCH)):
                 some = items[start : start + BATCH]
+                for job, _ in some:
+                    job.is_settling = True
                 try:
                     # A refused job was settled by the loop just before it hung, or is another worker's now.
                     run_blocking(settle(self._store, topic, some))

@@ -192,7 +192,7 @@ def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
             if completions and type(verdict) is Done:
                 topic, id_ = job.delivery.topic, job.delivery.id
                 events.emit(events.MessageCompleted(topic=topic, id=id_, seconds=job.took))
-        elif not job.is_settled:
+        elif not job.is_settling:
             lost = job.delivery
             events.emit(events.LeaseLost(topic=lost.topic, id=lost.id, token=lost.token))
 
