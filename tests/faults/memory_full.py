@@ -55,7 +55,7 @@ async def memory_full(run: Run) -> Row:
         verdict = await arena.verdict()
     recovered = gaps(events, {victim.pid: victim.killed_at or 0.0})
     return Row(
-        fault="maxmemory reached under load, one worker killed meanwhile",
+        fault="maxmemory reached under load, one worker killed then",
         messages=verdict.acked,
         kills=1,
         lost=len(verdict.lost),
