@@ -24,6 +24,7 @@ from mx_rmq.errors import (
     WrongKeyType,
 )
 from mx_rmq.message import Message, PastAttempt
+from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.inspector import MessageFacts
@@ -58,6 +59,7 @@ __all__ = [
     "Handler",
     "InvalidName",
     "InvalidPayload",
+    "JsonFormatter",
     "LeaseLost",
     "Message",
     "MessageFacts",
