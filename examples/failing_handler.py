@@ -1,4 +1,4 @@
-"""What a failing handler leaves in the log: python examples/failing_handler.py [json]."""
+"""What a failing handler leaves in the log, as text or as JSON: python examples/failing_handler.py [json]."""
 
 import asyncio
 import logging
@@ -19,6 +19,7 @@ def total(order: dict[str, int]) -> int:
 
 @mq.handler("orders", retry=Retry(3, backoff=[0.1, 0.5]))
 async def on_order(order: dict[str, int]) -> None:
+    await asyncio.sleep(0.01)
     print(total(order))
 
 
