@@ -168,7 +168,7 @@ async def test_the_options_are_those_of_produce(queue: RedisMessageQueue) -> Non
 
     with pytest.raises(ConfigError, match="priority"):
         await on_number.produce(1, priority="urgent")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="prioritty"):
+    with pytest.raises(ConfigError, match=r"prioritty.*did you mean 'priority'"):
         await on_number.produce(1, prioritty="high")  # type: ignore[call-arg]
     with pytest.raises(MessageTooLarge):
         await on_number.produce(1, headers={"long": "x" * 2_000_000})
