@@ -22,7 +22,7 @@ from mx_rmq import RedisMessageQueue
 PAYLOAD = {"order_id": "A-100", "amount": 99.5, "items": [1, 2, 3], "note": "x" * 38}
 """Just 100 bytes as JSON."""
 
-_NO_CHECK: list[dict[str, str]] = [{"check": "off"}, {"server_check": "off"}]
+_NO_CHECK: list[dict[str, Any]] = [{"check": "off"}, {"server_check": "off"}]
 """The option that leaves out the look at the server's settings, as versions have named it."""
 
 _LONGEST = 120

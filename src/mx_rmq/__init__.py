@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mx_rmq.config import Config
+from mx_rmq.config import Config, QueueOptions
 from mx_rmq.errors import (
     ConfigError,
     EmbeddedServerError,
@@ -29,6 +29,8 @@ from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.inspector import MessageFacts
 from mx_rmq.processes import run, run_processes
+from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
+from mx_rmq.producing.middleware import ProduceMiddleware, ProduceNext
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.queue import RedisMessageQueue
 from mx_rmq.raised import Reject, RetryLater
@@ -38,12 +40,14 @@ from mx_rmq.storage.queries import Counts, TopicCounts, WorkerFacts
 
 if TYPE_CHECKING:
     from mx_rmq.worker.context import Context
-    from mx_rmq.worker.handlers import Handler
+    from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
 
 __version__ = "2.0.0a1"
 
 __all__ = [
     "AuditReport",
+    "BatchHandler",
+    "CallNext",
     "Config",
     "ConfigError",
     "Context",
@@ -60,6 +64,7 @@ __all__ = [
     "Message",
     "MessageFacts",
     "MessageTooLarge",
+    "Middleware",
     "MxRmqError",
     "NoHandler",
     "NotDead",
@@ -69,6 +74,11 @@ __all__ = [
     "OutOfMemory",
     "Page",
     "PastAttempt",
+    "ProduceManyOptions",
+    "ProduceMiddleware",
+    "ProduceNext",
+    "ProduceOptions",
+    "QueueOptions",
     "Receipt",
     "RedisMessageQueue",
     "Reject",
@@ -88,7 +98,9 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
-    _OF_THE_WORKER = {"Context": "mx_rmq.worker.context", "Handler": "mx_rmq.worker.handlers"}
+    _OF_THE_WORKER = {"Context": "mx_rmq.worker.context"} | dict.fromkeys(
+        ["BatchHandler", "CallNext", "Handler", "Middleware"], "mx_rmq.worker.handlers"
+    )
 
     def __getattr__(name: str) -> object:
         """Import these names on first use, so that a program that only produces does not load the worker."""

@@ -6,9 +6,17 @@ import os
 import re
 import socket
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
-from mx_rmq.checks import check_choice, check_name, check_seconds, check_whole, refusal, refuse_unknown
+from mx_rmq.checks import (
+    Duration,
+    check_choice,
+    check_name,
+    check_seconds,
+    check_whole,
+    refusal,
+    refuse_unknown,
+)
 from mx_rmq.errors import ConfigError
 from mx_rmq.limits import CALL_MEMORY, MAX_BYTES
 from mx_rmq.retry import Retry
@@ -56,6 +64,32 @@ _PATH = re.compile(r"(/[^#]*)?")
 def _host() -> str:
     host = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in socket.gethostname())
     return host[:60] or "host"
+
+
+class QueueOptions(TypedDict, total=False):
+    """The options of a queue beside its URL, as callers may give them; explained at ``Config``."""
+
+    name: str
+    worker_name: str
+    concurrency: int
+    prefetch: int
+    lease: Duration
+    timeout: Duration | None
+    retry: Retry
+    recovery_grace: Duration | None
+    crash_limit: int
+    ttl: Duration | None
+    max_bytes: int
+    stop_grace: Duration
+    socket_timeout: Duration
+    patience: Duration
+    durability_timeout: Duration
+    durability: Durability
+    replicas: int
+    poll: Duration
+    dlq_max_age: Duration | None
+    dlq_max_count: int | None
+    server_check: ServerCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +141,10 @@ class Config:
     """Dead messages beyond this many are deleted, oldest first; None keeps them."""
     server_check: ServerCheck = "warn"
     """What to do at the start if the server could lose messages: warn, refuse or off."""
+
+    if TYPE_CHECKING:  # durations may be given as a timedelta and are kept in seconds
+
+        def __init__(self, *, url: str = ..., **options: Unpack[QueueOptions]) -> None: ...
 
     @classmethod
     def of(cls, **options: Any) -> Config:

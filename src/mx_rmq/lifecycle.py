@@ -106,7 +106,7 @@ class Lifecycle:
         self,
         config: Config,
         address: Address,
-        handlers: Mapping[str, Handler[Any]],
+        handlers: Mapping[str, Handler[..., Any]],
         middleware: Sequence[Middleware],
     ) -> None:
         self._config = config

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
-from mx_rmq.checks import check_topic, refuse_unknown
+from mx_rmq.checks import check_topic, refusal, refuse_unknown
 from mx_rmq.config import Config
 from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.lifecycle import Lifecycle
@@ -15,9 +15,9 @@ from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.topics import Topics
+from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import around
 from mx_rmq.producing.options import (
-    DEFAULT,
     check_options,
     checked_headers,
     messages,
@@ -28,24 +28,27 @@ from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from mx_rmq.checks import Duration
-    from mx_rmq.config import Durability
+    from mx_rmq.config import Durability, QueueOptions
     from mx_rmq.message import Lane
     from mx_rmq.operating.audit import AuditReport
     from mx_rmq.operating.inspector import MessageFacts
-    from mx_rmq.producing.middleware import ProduceLayer
-    from mx_rmq.producing.options import MessageId, Ttl
+    from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
+    from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
     from mx_rmq.storage.queries import Counts, WorkerFacts
-    from mx_rmq.worker.handlers import Handler, Middleware
+    from mx_rmq.worker.handlers import BatchHandler, Handler, Middleware
 
-P = TypeVar("P")
+    Layer = TypeVar("Layer", bound=Middleware)
+    ProduceLayer = TypeVar("ProduceLayer", bound=ProduceMiddleware)
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 _HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger")
 _HANDLERS_ELSEWHERE = {
@@ -69,18 +72,22 @@ class RedisMessageQueue:
     Args:
         url: ``redis://``, ``rediss://``, ``unix://``, ``embedded://`` (a private server in memory) or
             ``embedded:///path`` (a persistent one); by default the variable ``MX_RMQ_URL``.
+        config: all options in one object, in place of *url* and *options*.
         options: the fields of ``Config``: ``name``, ``concurrency``, ``lease``, …
     """
 
-    def __init__(self, url: str | None = None, **options: Any) -> None:
-        if url is not None:
-            options["url"] = url
-        self.config = Config.of(**options)
+    def __init__(
+        self, url: str | None = None, *, config: Config | None = None, **options: Unpack[QueueOptions]
+    ) -> None:
+        if isinstance(url, Config):
+            raise ConfigError("url must be a string; write config=… to give a Config")
+        given: dict[str, Any] = {**options} if url is None else {"url": url, **options}
+        self.config: Config = Config.of(**given) if config is None else _only(config, given)
         address = Address(self.config.url)
-        self._produce_layers: list[ProduceLayer] = []
-        self.sync = SyncProducer(self.config, address, self._produce_layers, self._fitting)
+        self._produce_layers: list[ProduceMiddleware] = []
+        self.sync: SyncProducer = SyncProducer(self.config, address, self._produce_layers, self._fitting)
         """Produces to the same queue from code without an event loop."""
-        self._handlers: dict[str, Handler[Any]] = {}
+        self._handlers: dict[str, Handler[..., Any]] = {}
         self._middleware: list[Middleware] = []
         self._lifecycle = Lifecycle(self.config, address, self._handlers, self._middleware)
 
@@ -130,7 +137,7 @@ class RedisMessageQueue:
         if _unknown:
             refuse_unknown_options(_unknown)
         if self._produce_layers:
-            options: dict[str, Any] = {
+            options: ProduceOptions = {
                 "priority": priority,
                 "delay": delay,
                 "at": at,
@@ -159,10 +166,13 @@ class RedisMessageQueue:
         except NotDurable as error:
             raise error.of(message.id) from None  # this caller has one message of the batch
 
-    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    async def produce_many(
+        self, topic: str, payloads: Iterable[Any], **options: Unpack[ProduceManyOptions]
+    ) -> list[Receipt]:
         """Store many messages in chunks; each chunk is stored whole or not at all.
 
-        Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
+        Returns one receipt per payload, in order. Options are those of ``produce``, the same for all,
+        without ``message_id`` and ``dedup_for``.
         """
         check_topic(topic)
         refuse_unknown_options(options)
@@ -171,8 +181,8 @@ class RedisMessageQueue:
         made = messages(checked, payloads, partial(self._fitting, topic))
         producer = await self._producer()
         if self._produce_layers:
-            produce = around(self._produce_layers, self._produce)
-            return [await produce(topic, payload, dict(options)) for payload in payloads]
+            one = around(self._produce_layers, self._produce)
+            return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
         return await producer.chunks.send(topic, made)
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
@@ -188,7 +198,7 @@ class RedisMessageQueue:
         """Whether produce has middleware."""
         return bool(self._produce_layers)
 
-    async def _produce(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+    async def _produce(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         """Produce without middleware; the innermost layer calls this."""
         message = check_options(self.config, topic, **options).message(self._fitting(topic, payload))
         producer = await self._producer()
@@ -215,7 +225,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
-    ) -> Callable[[Callable[Concatenate[P, ...], Any]], Handler[P]]: ...
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
 
     @overload
     def handler(
@@ -227,7 +237,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
-    ) -> Callable[[Callable[Concatenate[list[P], ...], Any]], Handler[P]]: ...
+    ) -> Callable[[Callable[P, R]], BatchHandler[P, R]]: ...
 
     def handler(
         self,
@@ -254,20 +264,22 @@ class RedisMessageQueue:
                 fails all, and a returned list gives each its own outcome: None, or an error.
             linger: how many seconds to wait for a batch to fill.
         """
-        from mx_rmq.worker.handlers import Handler  # imported here: a pure producer does not need it
+        # Imported here: a pure producer does not need it.
+        from mx_rmq.worker.handlers import BatchHandler, Handler
 
         if not isinstance(topic, str) and callable(topic):
             raise ConfigError('@queue.handler needs a topic: write @queue.handler("orders")')
         if _unknown:
             refuse_unknown("option of handler", _unknown, _HANDLER_OPTIONS, _HANDLERS_ELSEWHERE)
 
-        def register(function: Callable[..., Any]) -> Handler[Any]:
+        def register(function: Callable[..., Any]) -> Handler[..., Any]:
             if topic in self._handlers:
                 first = self._handlers[topic].__name__
                 raise ConfigError(f"topic {topic!r} already has the handler {first}; a topic has one")
             if self._lifecycle.worker is not None:
                 raise ConfigError(f"the worker is running; register the handler of {topic!r} before start()")
-            handler: Handler[Any] = Handler(
+            kind: type[Handler[..., Any]] = Handler if batch is None else BatchHandler
+            handler = kind(
                 self,
                 topic,
                 function,
@@ -282,7 +294,7 @@ class RedisMessageQueue:
 
         return register
 
-    def middleware(self, layer: Middleware) -> Middleware:
+    def middleware(self, layer: Layer) -> Layer:
         """Put ``async def layer(call_next, payload, context)`` around every handler."""
         self._middleware.append(layer)
         return layer
@@ -385,3 +397,19 @@ class RedisMessageQueue:
 
     def __repr__(self) -> str:
         return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"
+
+
+def _only(config: Config, others: Collection[str]) -> Config:
+    """A whole configuration.
+
+    Raises:
+        ConfigError: options were given beside it.
+    """
+    if not isinstance(config, Config):
+        raise refusal("config", "a Config(...)", config)
+    if others:
+        raise ConfigError(
+            f"config holds all options, so none may stand beside it, got {', '.join(others)}; "
+            "put them into Config(...), or use dataclasses.replace(config, ...)"
+        )
+    return config

@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from mx_rmq.checks import check_seconds, check_whole, refusal
+from mx_rmq.checks import Duration, check_seconds, check_whole, refusal
 from mx_rmq.events import BackoffFailed, emit
 
-Backoff = str | Sequence[float] | Callable[[int, BaseException], float]
+Backoff = Literal["exponential", "fixed"] | Sequence[float] | Callable[[int, BaseException], float]
 
 _BACKOFF = "'exponential', 'fixed', a list of waits in seconds (none negative) or a function"
 
@@ -37,6 +37,17 @@ class Retry:
     base: float = 1.0
     cap: float = 300.0
     never: tuple[type[BaseException], ...] = ()
+
+    if TYPE_CHECKING:  # base and cap may be given as a timedelta and are kept in seconds
+
+        def __init__(
+            self,
+            max_attempts: int = 5,
+            backoff: Backoff = "exponential",
+            base: Duration = 1.0,
+            cap: Duration = 300.0,
+            never: tuple[type[BaseException], ...] = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         check_whole("max_attempts", self.max_attempts, 1)

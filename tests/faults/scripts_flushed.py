@@ -20,7 +20,7 @@ SYNC_RATE = 300.0
 FLUSH_EVERY = 0.02
 RESET_EVERY = 0.5
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
 
 async def scripts_flushed(run: Run) -> Row:
@@ -44,7 +44,7 @@ async def scripts_flushed(run: Run) -> Row:
 
 
 async def least_privilege(run: Run) -> Row:
-    """The same load by a user with the rights that the guide names and no others.
+    """The same load by a user with the rights that docs/deployment.md names and no others.
 
     Its connections are reset now and then, since finding out what a lost reply was takes rights too.
     """
@@ -76,10 +76,10 @@ async def least_privilege(run: Run) -> Row:
 
 
 def documented_user() -> tuple[str, list[str]]:
-    """The user of the guide and its rules, for the queue of these tests."""
-    text = re.sub(r"\\\n\s*", "", GUIDE.read_text())
+    """The user on the page and its rules, for the queue of these tests."""
+    text = re.sub(r"\\\n\s*", "", PAGE.read_text())
     found = re.search(r"^ACL SETUSER (\w+) (.+)$", text, re.MULTILINE)
-    assert found, "the guide names no user"
+    assert found, "the page names no user"
     rules = found[2].replace("{shop}", f"{{{QUEUE}}}").split()
     return found[1], rules
 

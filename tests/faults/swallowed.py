@@ -27,10 +27,8 @@ async def swallowed(run: Run) -> Row:
     The long form lasts longer than the server remembers calls. In the short one the server is made to forget
     them as soon as the settings allow.
     """
-    options: dict[str, Any]
-    topics, options, silent = run.size(
-        (25, {}, 75.0), (20, {"patience": 2.0, "socket_timeout": 1.0, "durability_timeout": 0.5}, 5.0)
-    )
+    short: dict[str, Any] = {"patience": 2.0, "socket_timeout": 1.0, "durability_timeout": 0.5}
+    topics, options, silent = run.size((25, {}, 75.0), (20, short, 5.0))
     patience, timeout = options.get("patience", 30.0), options.get("socket_timeout", 5.0)
     names = [f"t{n}" for n in range(topics)]
     ends: list[float] = []

@@ -18,6 +18,7 @@ from mx_rmq import (
     NotDurable,
     NotOnDisk,
     NotReplicated,
+    ProduceOptions,
     Receipt,
     RedisMessageQueue,
     ServerUnavailable,
@@ -81,8 +82,8 @@ async def queue(primary: Server) -> AsyncIterator[RedisMessageQueue]:
 
 
 def queue_at(server: Server, **options: Any) -> RedisMessageQueue:
-    options = {"name": "q", "server_check": "off", "durability_timeout": 0.3} | options
-    return RedisMessageQueue(server.url, **options)
+    given: dict[str, Any] = {"name": "q", "server_check": "off", "durability_timeout": 0.3} | options
+    return RedisMessageQueue(server.url, **given)
 
 
 def ids_on(server: Server) -> set[str]:
@@ -423,7 +424,7 @@ async def test_middleware_sees_it_and_may_change_it(queue: RedisMessageQueue, re
     seen = []
 
     @queue.produce_middleware
-    async def layer(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+    async def layer(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         seen.append(options["durability"])
         receipt: Receipt = await call_next(topic, payload, options | {"durability": "replicated"})
         return receipt

@@ -17,6 +17,7 @@ from mx_rmq import (
     InvalidPayload,
     MessageTooLarge,
     OutOfMemory,
+    ProduceOptions,
     Receipt,
     RedisMessageQueue,
     ServerUnavailable,
@@ -564,14 +565,14 @@ async def test_middleware_sees_and_may_change_what_is_produced(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
     @queue.produce_middleware
-    async def outer(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+    async def outer(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         options["headers"] = {**(options.get("headers") or {}), "trace": "abc"}
         receipt: Receipt = await call_next(topic, payload, options)
         return receipt
 
     @queue.produce_middleware
-    async def inner(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
-        assert options["headers"]["trace"] == "abc"
+    async def inner(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
+        assert (options["headers"] or {})["trace"] == "abc"
         receipt: Receipt = await call_next(f"{topic}.eu", {"wrapped": payload}, options)
         return receipt
 
@@ -584,7 +585,7 @@ async def test_middleware_sees_and_may_change_what_is_produced(
 
 async def test_middleware_may_refuse(queue: RedisMessageQueue, redis: Redis) -> None:
     @queue.produce_middleware
-    async def refuse(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+    async def refuse(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         raise PermissionError(topic)
 
     with pytest.raises(PermissionError):

@@ -17,6 +17,7 @@ from mx_rmq import (
     ConfigError,
     InvalidPayload,
     OutOfMemory,
+    ProduceOptions,
     RedisMessageQueue,
     ServerUnavailable,
     SyncProducer,
@@ -378,13 +379,13 @@ def test_a_script_that_forgets_to_close_ends_all_the_same() -> None:
 
 async def test_the_produce_middleware_is_around_it_too(queue: RedisMessageQueue, redis: Redis) -> None:
     @queue.produce_middleware
-    async def outer(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+    async def outer(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Any:
         options["headers"] = {**(options.get("headers") or {}), "trace": "T1"}
         return await call_next(topic, [payload], options)
 
     @queue.produce_middleware
-    async def inner(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
-        return await call_next("moved", [*payload, options["headers"]["trace"]], options)
+    async def inner(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Any:
+        return await call_next("moved", [*payload, (options["headers"] or {})["trace"]], options)
 
     receipts = [queue.sync.produce("t", 1, headers={"a": "b"}), *queue.sync.produce_many("t", [2, 3])]
     assert await in_order(redis, "moved") == receipts
@@ -399,7 +400,7 @@ async def test_middleware_that_waits_is_refused_and_says_what_was_stored(
     early = True
 
     @queue.produce_middleware
-    async def waits(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+    async def waits(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Any:
         if early:
             await asyncio.sleep(0)
         receipt = await call_next(topic, payload, options)

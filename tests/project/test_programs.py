@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import MutableMapping
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.project.pages import ROOT, blocks, files, section
 
 EXAMPLES = {
     "hello": "hello, world",
@@ -37,49 +39,86 @@ def test_an_example_prints_what_it_promises(name: str) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*EXAMPLES, "fastapi_app"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {
+        *EXAMPLES,
+        "failing_handler",  # in test_docs.py
+        "fastapi_app",
+    }
+
+
+async def request(app: Any, method: str, path: str) -> tuple[int, Any]:
+    """Call an ASGI application; returns the status and the JSON of the response."""
+    sent: list[MutableMapping[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(part: MutableMapping[str, Any]) -> None:
+        sent.append(part)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(part.get("body", b"") for part in sent))
 
 
 async def test_the_web_application_handles_what_it_produces_and_stops_with_its_server() -> None:
     from examples.fastapi_app import app, mq
 
-    async def call(method: str, path: str) -> bytes:
-        sent: list[MutableMapping[str, Any]] = []
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [],
-        }
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(part: MutableMapping[str, Any]) -> None:
-            sent.append(part)
-
-        await app(scope, receive, send)
-        assert sent[0]["status"] == 200
-        return b"".join(part.get("body", b"") for part in sent)
-
     async with asyncio.timeout(20), app.router.lifespan_context(app):
-        await call("POST", "/signups/ada")
-        while await call("GET", "/welcomed") != b'["ada"]':
+        assert (await request(app, "POST", "/signups/ada"))[0] == 200
+        while await request(app, "GET", "/welcomed") != (200, ["ada"]):
             await asyncio.sleep(0.01)
         assert mq._lifecycle.worker is not None
     assert mq._lifecycle.worker is None
 
 
 def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = blocks(section("README.md", "Quick start"), "python")
     program = tmp_path / "quick_start.py"
     program.write_text(code, encoding="utf-8")
-    output = run(str(program))
+    check_quick_start(run(str(program)))
+
+
+def check_quick_start(output: str) -> None:
     assert output.count("A1 paid at attempt 2\n") == 2
     assert output.count("A2 paid at attempt 2\n") == 1
+
+
+def test_the_two_processes_of_the_readme_find_each_other(tmp_path: Path) -> None:
+    """In any order: the first message is there before the worker is."""
+    page = section("README.md", "Two processes")
+    for name, code in files(page).items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    (terminal,) = blocks(page)
+    worker, producer = ([sys.executable, *shlex.split(line)[1:]] for line in terminal.splitlines())
+
+    def produce() -> str:
+        done = subprocess.run(producer, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        assert re.fullmatch(r"produced \w{22}\n", done.stdout), done.stderr
+        return done.stderr
+
+    assert produce() == ""
+    with subprocess.Popen(
+        worker, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "A1 paid\n"
+            assert produce() == ""
+            assert process.stdout.readline() == "A1 paid\n"
+        finally:
+            process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "worker.started: shop at embedded://" in said
+    assert {path.name for path in tmp_path.iterdir()} >= {"tasks.py", "producer.py", "data"}
 
 
 def test_the_demo_loses_nothing_and_says_so() -> None:

@@ -13,11 +13,12 @@ from mx_rmq import DeadLetters, RedisMessageQueue
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport Config ConfigError Context Counts DeadLetter DeadLetters EmbeddedServerError Finding
-    Handler InvalidName InvalidPayload JsonFormatter LeaseLost Message MessageFacts MessageTooLarge
-    MxRmqError NoHandler NotDead NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt
-    RedisMessageQueue Reject Retry RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts
-    UnreadableMessage UnsafeServer WorkerFacts WrongKeyType run run_processes
+    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadLetter DeadLetters
+    EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter LeaseLost Message
+    MessageFacts MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDurable NotOnDisk NotReplicated
+    OutOfMemory Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions
+    Receipt RedisMessageQueue Reject Retry RetryLater ServerUnavailable StoreError Stored SyncProducer
+    TopicCounts UnreadableMessage UnsafeServer WorkerFacts WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq explain find handler has_produce_middleware middleware open pause

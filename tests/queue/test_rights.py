@@ -1,16 +1,15 @@
-"""The rights that the guide names are all that is needed, for each of those it names them for."""
+"""The rights that docs/deployment.md names are all that is needed, for each of those it names them for."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import RedisMessageQueue, Reject
+from mx_rmq import ProduceOptions, RedisMessageQueue, Reject
 from tests.harness import command
 from tests.words import eventually
 
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
 
 def documented() -> list[tuple[str, list[str]]]:
-    """Every user of the guide with its rules, in the order of the guide."""
-    text = re.sub(r"\\\n\s*", "", GUIDE.read_text())
+    """Every user on the page with its rules, in the order of the page."""
+    text = re.sub(r"\\\n\s*", "", PAGE.read_text())
     return [
         (user, rules.split()) for user, rules in re.findall(r"^ACL SETUSER (\w+) (.+)$", text, re.MULTILINE)
     ]
@@ -35,7 +34,7 @@ BASE, WORKER, OPERATOR = (rules for _, rules in documented())
 
 @pytest.fixture
 async def user(redis: Redis) -> AsyncIterator[str]:
-    """The guide's user, who may do nothing yet."""
+    """The page's user, who may do nothing yet."""
     names = {name for name, _ in documented()}
     assert names == {"shop"}
     await command(redis, "ACL", "SETUSER", "shop", "reset")
@@ -76,8 +75,8 @@ async def work(mq: RedisMessageQueue) -> None:
             raise Reject("no")
 
     await mq.start()
-    kept = {"message_id": uuid4(), "dedup_for": 60}
-    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", **kept}]
+    unique: ProduceOptions = {"priority": "high", "message_id": "A1", "dedup_for": 60}
+    several: list[ProduceOptions] = [{}, {"delay": 0.01}, unique]
     for n, options in enumerate(several):
         await mq.produce("orders", {"id": f"m{n}"}, **options)
     await mq.produce_many("orders", [{"id": "many"}])
@@ -141,7 +140,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
 
 async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
     """Something of everything that a repair mends."""
-    await mq.produce("orders", {"id": "1"}, message_id="stray")
+    await mq.produce("orders", {"id": "stray"}, message_id="stray")
     script = """
         redis.call('SELECT', 1)
         redis.call('HSET', 'mx-rmq:{shop}:payload', 'not ours', 'x')

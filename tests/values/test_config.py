@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 from dataclasses import FrozenInstanceError, fields
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,6 +59,31 @@ def test_a_queue_takes_its_url_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert RedisMessageQueue("redis://here").config.url == "redis://here"
 
 
+def test_a_queue_takes_a_whole_config() -> None:
+    config = Config(url="redis://here", name="shop", lease=timedelta(seconds=20))
+    assert RedisMessageQueue(config=config).config is config
+    assert config.lease == 20
+
+
+@pytest.mark.parametrize("beside", [{"url": "redis://there"}, {"lease": 5}, {"url": "redis://x", "lease": 5}])
+def test_nothing_stands_beside_a_whole_config(beside: dict[str, Any]) -> None:
+    """Which of the two would hold? The error says what to write instead."""
+    given = f"none may stand beside it, got {', '.join(beside)}; put them into"
+    with pytest.raises(ConfigError, match=given):
+        RedisMessageQueue(config=Config(), **beside)
+
+
+@pytest.mark.parametrize("wrong", [{"name": "shop"}, "redis://here", Config])
+def test_a_config_is_a_config(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"config must be a Config\(\.\.\.\), got "):
+        RedisMessageQueue(config=wrong)
+
+
+def test_a_config_in_the_place_of_the_url_is_told_where_it_belongs() -> None:
+    with pytest.raises(ConfigError, match="url must be a string; write config="):
+        RedisMessageQueue(Config())  # type: ignore[arg-type]
+
+
 def test_the_defaults_are_those_of_the_documentation() -> None:
     config = Config()
     assert config.ttl == 7 * 24 * 3600
@@ -109,7 +135,7 @@ def test_an_unknown_option_is_an_error_that_says_what_was_meant(wrong: str, mean
 
 def test_an_option_like_no_other_is_answered_with_all_of_them() -> None:
     with pytest.raises(ConfigError) as refused:
-        RedisMessageQueue("redis://here", xyzzy=1)
+        RedisMessageQueue("redis://here", xyzzy=1)  # type: ignore[call-arg]
     assert all(name in str(refused.value) for name in FIELDS)
 
 

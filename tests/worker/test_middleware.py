@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Context, RedisMessageQueue, Reject, Retry
+from mx_rmq import Context, ProduceOptions, RedisMessageQueue, Reject, Retry
 from tests.words import dead, drained, eventually, in_state
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ async def test_produce_middleware_is_around_every_produce(make_queue: MakeQueue)
     headers: list[dict[str, str]] = []
 
     @mq.produce_middleware
-    async def outer(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+    async def outer(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Any:
         log.append("outer")
         return await call_next(topic, payload, options)
 
     @mq.produce_middleware
-    async def trace(call_next: Any, topic: str, payload: Any, options: dict[str, Any]) -> Any:
+    async def trace(call_next: Any, topic: str, payload: Any, options: ProduceOptions) -> Any:
         log.append(f"{topic} {payload}")
         if payload == "refuse":
             raise PermissionError

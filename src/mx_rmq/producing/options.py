@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,29 +25,14 @@ from mx_rmq.config import DURABILITIES, Durability
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.message import FORMAT, LANES, Lane, Message, encode_message
 from mx_rmq.payloads import Encoded, encode_payload
+from mx_rmq.produce_options import DEFAULT, MessageId, ProduceOptions, Ttl
 from mx_rmq.producing.ids import new_id
 from mx_rmq.storage.contract import NewMessage
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config
 
-MessageId = str | int | UUID
-
-DEFAULT: Final = "default"
-"""Means the queue's own setting, since None means no end."""
-
-Ttl = Duration | Literal["default"] | None
-
-OPTIONS: Final = (
-    "priority",
-    "delay",
-    "at",
-    "ttl",
-    "message_id",
-    "headers",
-    "dedup_for",
-    "durability",
-)
+OPTIONS: Final = tuple(ProduceOptions.__annotations__)
 _ELSEWHERE: Final = {
     "eta": "at",
     "countdown": "delay",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, NotDurable
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config, Durability
-    from mx_rmq.producing.middleware import ProduceLayer
+    from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
+    from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.receipt import Stored
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Commands
@@ -51,7 +52,7 @@ class SyncProducer:
         self,
         config: Config,
         address: Address | None = None,
-        layers: Sequence[ProduceLayer] = (),
+        layers: Sequence[ProduceMiddleware] = (),
         fit: Callable[[str, Any], Any] = lambda _topic, payload: payload,
     ) -> None:
         self._config = config
@@ -66,7 +67,7 @@ class SyncProducer:
         """Producer names that have no call under way."""
         self._pid = os.getpid()
 
-    def produce(self, topic: str, payload: Any, **options: Any) -> Receipt:
+    def produce(self, topic: str, payload: Any, **options: Unpack[ProduceOptions]) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
         refuse_unknown_options(options)
         if self._layers:
@@ -74,13 +75,16 @@ class SyncProducer:
         (receipt,) = self._send(topic, [self._message(topic, payload, options)])
         return receipt
 
-    def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    def produce_many(
+        self, topic: str, payloads: Iterable[Any], **options: Unpack[ProduceManyOptions]
+    ) -> list[Receipt]:
         """Store many messages in chunks, each stored whole or not at all."""
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
         if self._layers:
-            return [self._produce_through(topic, payload, dict(options)) for payload in payloads]
+            one = self._produce_through
+            return [one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
         checked = check_options(self._config, topic, **options)
@@ -105,11 +109,11 @@ class SyncProducer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _produce_through(self, topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+    def _produce_through(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         """Produce through the middleware, which cannot await anything but ``call_next`` here."""
         stored: list[str] = []
 
-        async def last(topic: str, payload: Any, options: dict[str, Any]) -> Receipt:
+        async def last(topic: str, payload: Any, options: ProduceOptions) -> Receipt:
             (receipt,) = self._send(topic, [self._message(topic, payload, options)])
             stored.append(receipt)
             return receipt
@@ -126,7 +130,7 @@ class SyncProducer:
                 f"{what}; use await mq.produce"
             ) from None
 
-    def _message(self, topic: str, payload: Any, options: dict[str, Any]) -> NewMessage:
+    def _message(self, topic: str, payload: Any, options: ProduceOptions) -> NewMessage:
         return check_options(self._config, topic, **options).message(self._fit(topic, payload))
 
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
 from mx_rmq.errors import ConfigError, InvalidPayload
@@ -13,15 +14,32 @@ from mx_rmq.retry import Retry
 from mx_rmq.worker.payload_types import payload_type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Iterable
 
     from mx_rmq.checks import Duration
+    from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
     from mx_rmq.receipt import Receipt
 
-    Call = Callable[[Any, Any], Awaitable[Any]]
-    Middleware = Callable[[Call, Any, Any], Awaitable[Any]]
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 
-P = TypeVar("P")
+Takes = Callable[Concatenate[T, ...], Any]
+"""A function whose first parameter is a T. As the type of ``self`` it finds the T of a handler."""
+
+
+class CallNext(Protocol):
+    """The rest of a call: the inner middleware, then the handler."""
+
+    def __call__(self, payload: Any, context: Any, /) -> Awaitable[Any]:
+        """Handle a payload in its ``Context``; for a batch handler, lists of both."""
+
+
+class Middleware(Protocol):
+    """A layer around every handler."""
+
+    def __call__(self, call_next: CallNext, payload: Any, context: Any, /) -> Awaitable[Any]:
+        """Handle with *call_next*, and return its result."""
 
 
 class Outlet(Protocol):
@@ -40,14 +58,17 @@ class Outlet(Protocol):
         """Store many messages."""
 
 
-class Handler(Generic[P]):
-    """A registered function; it can still be called, and has a typed ``produce`` for its topic."""
+class Handler(Generic[P, R]):
+    """A registered function; it can still be called, and has a typed ``produce`` for its topic.
+
+    P stands for its parameters, R for what it returns.
+    """
 
     def __init__(
         self,
         outlet: Outlet,
         topic: str,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         retry: Retry,
         timeout: Duration | None,
@@ -55,7 +76,7 @@ class Handler(Generic[P]):
         batch: int | None = None,
         linger: Duration = 0.0,
     ) -> None:
-        self.topic = check_topic(topic)
+        self.topic: str = check_topic(topic)
         if not callable(function):
             raise ConfigError(f"{function!r} cannot handle topic {topic!r}: it is not a function")
         check_whole(f"concurrency of topic {topic!r}", concurrency, 1, none="the queue's")
@@ -71,32 +92,36 @@ class Handler(Generic[P]):
         self.function = function
         self.retry = retry
         self.concurrency = concurrency
-        self.batch = batch or 1
-        self.is_batch = batch is not None
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        self.batch: int = batch or 1
+        self.is_batch: bool = batch is not None
+        self.is_async: bool = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         self.payload_type, self.takes_context = payload_type_of(function, batch=self.is_batch)
         self._outlet = outlet
         self.__doc__ = function.__doc__
-        self.__name__ = getattr(function, "__name__", topic)
+        self.__name__: str = getattr(function, "__name__", topic)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for example in a test."""
-        return self.function(*args)
+        return self.function(*args, **kwargs)
 
-    async def produce(self, payload: P, **options: Any) -> Receipt:
+    async def produce(self: Takes[T], payload: T, **options: Unpack[ProduceOptions]) -> Receipt:
         """Produce a payload of the handler's type to its topic; see ``RedisMessageQueue.produce``.
 
         Raises:
             InvalidPayload: the handler would not accept it.
         """
-        return await self._outlet.produce(self.topic, self._accepted(payload), **options)
+        handler = cast("Handler[..., Any]", self)
+        return await handler._outlet.produce(handler.topic, handler._accepted(payload), **options)
 
-    async def produce_many(self, payloads: Iterable[P], **options: Any) -> list[Receipt]:
+    async def produce_many(
+        self: Takes[T], payloads: Iterable[T], **options: Unpack[ProduceManyOptions]
+    ) -> list[Receipt]:
         """Produce many at once; see ``RedisMessageQueue.produce_many``."""
-        accepted = (self._accepted(payload) for payload in payloads)
-        return await self._outlet.produce_many(self.topic, accepted, **options)
+        handler = cast("Handler[..., Any]", self)
+        accepted = (handler._accepted(payload) for payload in payloads)
+        return await handler._outlet.produce_many(handler.topic, accepted, **options)
 
     def fitting(self, payload: Any) -> Any:
         """A payload that the handler will accept, encoded unless it takes anything.
@@ -113,10 +138,26 @@ class Handler(Generic[P]):
             raise InvalidPayload(f"topic {self.topic!r} has the handler {self.__name__}: {error}") from None
         return Encoded(encoded)
 
-    def _accepted(self, payload: P) -> Any:
+    def _accepted(self, payload: Any) -> Any:
         """Check that the handler accepts a payload; returns it encoded, or as it is for middleware."""
         encoded = self.payload_type.encode(payload)
         return payload if self._outlet.has_produce_middleware else Encoded(encoded)
 
     def __repr__(self) -> str:
         return f"<Handler {self.__name__} of topic {self.topic!r}>"
+
+
+class BatchHandler(Handler[P, R]):
+    """A registered function that takes lists; its ``produce`` takes one payload of such a list."""
+
+    if TYPE_CHECKING:
+
+        async def produce(  # type: ignore[misc] # not every P begins with a list
+            self: Takes[list[T]], payload: T, **options: Unpack[ProduceOptions]
+        ) -> Receipt:
+            """Produce one payload to the topic; see ``RedisMessageQueue.produce``."""
+
+        async def produce_many(  # type: ignore[misc]
+            self: Takes[list[T]], payloads: Iterable[T], **options: Unpack[ProduceManyOptions]
+        ) -> list[Receipt]:
+            """Produce many at once; see ``RedisMessageQueue.produce_many``."""

@@ -81,7 +81,7 @@ class Job:
         self,
         delivery: Delivery,
         holdings: Holdings,
-        handler: Handler[Any],
+        handler: Handler[..., Any],
         loop: asyncio.AbstractEventLoop,
         claimed_at: float,
         leased_until: float,

@@ -10,7 +10,7 @@ from mx_rmq.worker.context import Context
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from mx_rmq.worker.handlers import Call, Handler, Middleware
+    from mx_rmq.worker.handlers import CallNext, Handler, Middleware
     from mx_rmq.worker.holdings import Job
     from mx_rmq.worker.threads import Threads
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     """Calls a handler for a job, or for a batch of them; the result is used only for a batch."""
 
 
-def invocation_of(handler: Handler[Any], threads: Threads, middleware: Sequence[Middleware]) -> Invocation:
+def invocation_of(
+    handler: Handler[..., Any], threads: Threads, middleware: Sequence[Middleware]
+) -> Invocation:
     """Build the shortest call of a handler: one more coroutine would cost as much as some handlers."""
     function: Any
     if handler.is_async and not middleware:
@@ -40,21 +42,21 @@ def invocation_of(handler: Handler[Any], threads: Threads, middleware: Sequence[
     return lambda jobs: function(jobs[0].payload)
 
 
-def wrap(call: Call, middleware: Iterable[Middleware]) -> Call:
+def wrap(call: CallNext, middleware: Iterable[Middleware]) -> CallNext:
     """Put middleware around a call, the first one outermost."""
     for layer in reversed(list(middleware)):
         call = _wrapped(layer, call)
     return call
 
 
-def _wrapped(layer: Middleware, inner: Call) -> Call:
+def _wrapped(layer: Middleware, inner: CallNext) -> CallNext:
     async def outer(payload: Any, context: Any) -> Any:
         return await layer(inner, payload, context)
 
     return outer
 
 
-def _plain_call(handler: Handler[Any], threads: Threads) -> Call:
+def _plain_call(handler: Handler[..., Any], threads: Threads) -> CallNext:
     async def call(payload: Any, context: Any) -> Any:
         arguments = (payload, context) if handler.takes_context else (payload,)
         if handler.is_async:

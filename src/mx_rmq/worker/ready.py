@@ -29,7 +29,7 @@ class TopicWork:
 
     __slots__ = ("handler", "limit", "lingering", "pace", "queued", "ready", "ripe", "runs")
 
-    def __init__(self, handler: Handler[Any], concurrency: int, now: float) -> None:
+    def __init__(self, handler: Handler[..., Any], concurrency: int, now: float) -> None:
         self.handler = handler
         self.limit = min(handler.concurrency or concurrency, concurrency)
         self.ready: deque[Job] = deque()
@@ -60,7 +60,7 @@ class TopicWork:
 class ReadyJobs:
     """Hands ready jobs to idle runners, topics taking turns, each within its own concurrency."""
 
-    def __init__(self, handlers: Iterable[Handler[Any]], concurrency: int, most_prefetch: int) -> None:
+    def __init__(self, handlers: Iterable[Handler[..., Any]], concurrency: int, most_prefetch: int) -> None:
         self.concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()

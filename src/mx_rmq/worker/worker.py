@@ -41,7 +41,7 @@ class Worker:
         self,
         config: Config,
         shards: Sequence[Shard],
-        handlers: Sequence[Handler[Any]],
+        handlers: Sequence[Handler[..., Any]],
         middleware: Sequence[Middleware],
     ) -> None:
         if not handlers:
@@ -169,7 +169,7 @@ class Worker:
         # Not cancelled: the reply to a claim under way is needed, or its messages wait for their leases.
         await asyncio.gather(*(self._tasks[service] for service in services))
 
-    def _facts(self, handlers: Sequence[Handler[Any]]) -> dict[str, Any]:
+    def _facts(self, handlers: Sequence[Handler[..., Any]]) -> dict[str, Any]:
         """What this worker publishes about itself."""
         return {
             "topics": sorted(handler.topic for handler in handlers),
