@@ -141,7 +141,10 @@ def check_url(url: str) -> None:
     Raises:
         ConfigError: says what to write. It shows no part that may belong to a password.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half of an IPv6 address
+        raise _unreadable() from None
     database = parts.path[1:]
     if parts.scheme != "unix" and "@" not in url and _WORD.fullmatch(database) and not database.isdecimal():
         raise ConfigError(
