@@ -13,6 +13,7 @@ from mx_rmq.errors import (
     MessageTooLarge,
     MxRmqError,
     NoHandler,
+    NotDrained,
     NotDurable,
     NotOnDisk,
     NotReplicated,
@@ -27,6 +28,7 @@ from mx_rmq.message import Message, PastAttempt
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.inspector import MessageFacts
+from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.queue import RedisMessageQueue
@@ -61,10 +63,12 @@ __all__ = [
     "MxRmqError",
     "NoHandler",
     "NotDead",
+    "NotDrained",
     "NotDurable",
     "NotOnDisk",
     "NotReplicated",
     "OutOfMemory",
+    "Override",
     "Page",
     "PastAttempt",
     "Receipt",
