@@ -345,7 +345,7 @@ class Lifecycle:
         await drained(
             Backlog(shards),
             timeout=timeout,
-            served_here=self._served,
+            served_here=self.served,
             patience=self._config.patience,
         )
 
@@ -356,9 +356,9 @@ class Lifecycle:
         """
         shards = (await self.open()).shards
         backlog = Backlog(shards, list(self._handlers))
-        await drained(backlog, served_here=self._served, patience=self._config.patience)
+        await drained(backlog, served_here=self.served, patience=self._config.patience)
 
-    def _served(self) -> Collection[str]:
+    def served(self) -> Collection[str]:
         """The topics that a worker here serves, or is about to."""
         return self._handlers.keys() if isinstance(self.work, Starting | Running) else ()
 
