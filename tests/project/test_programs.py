@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -80,6 +81,25 @@ def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
     output = run(str(program))
     assert output.count("A1 paid at attempt 2\n") == 2
     assert output.count("A2 paid at attempt 2\n") == 1
+
+
+def test_the_examples_of_the_testing_page_pass(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```python") == 6
+    for name, code in blocks:
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{page.count('def test_')} passed" in done.stdout
 
 
 def test_the_demo_loses_nothing_and_says_so() -> None:

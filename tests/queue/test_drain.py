@@ -249,7 +249,7 @@ mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off")
 
 @mq.handler("t")
 def on_t(n: int) -> None:
-    print("handled", n, flush=True)
+    sys.stdout.write(f"handled {n}\\n")  # in one piece: several threads write
 
 for n in range(3):
     mq.sync.produce("t", n)
