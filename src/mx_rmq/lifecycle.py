@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import events
@@ -356,7 +357,7 @@ class Lifecycle:
         """
         shards = (await self.open()).shards
         backlog = Backlog(shards, list(self._handlers))
-        await drained(backlog, served_here=self.served, patience=self._config.patience)
+        await drained(backlog, patience=self._config.patience, unserved=inf)
 
     def served(self) -> Collection[str]:
         """The topics that a worker here serves, or is about to."""

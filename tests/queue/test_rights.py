@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import RedisMessageQueue, Reject
+from mx_rmq import NotDrained, RedisMessageQueue, Reject
 from tests.harness import command
 from tests.words import eventually
 
@@ -75,7 +76,7 @@ async def work(mq: RedisMessageQueue) -> None:
             raise Reject("no")
 
     await mq.start()
-    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", "dedup_for": 60}]
+    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"message_id": "kept", "dedup_for": 60}]
     for n, options in enumerate(several):
         await mq.produce("orders", {"id": f"m{n}"}, **options)
     await mq.produce_many("orders", [{"id": "many"}])
@@ -91,6 +92,27 @@ async def test_producers_and_workers_need_the_first_line(redis: Redis, user: str
     async with RedisMessageQueue(at(tcp), name="shop", recovery_grace=None) as mq:
         await work(mq)
     assert await refused(redis) <= {"info", "client|id", "hgetall"}  # by the check, which says so
+
+
+async def test_draining_and_running_until_idle_need_no_more(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE)
+    mq = RedisMessageQueue(at(tcp), name="shop", recovery_grace=None, server_check="off")
+
+    @mq.handler("orders")
+    async def on_order(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async with mq:
+        await mq.produce("orders", 1.5)
+        with pytest.raises(NotDrained, match=r"not drained within 0 s: messages, but which cannot be read"):
+            await mq.drain(timeout=0)
+    async with asyncio.timeout(15):
+        await mq.run(until_idle=True)
+    async with mq:
+        await mq.produce("orders", 1.5)
+        mq.start()
+        await asyncio.wait_for(mq.drain(), 15)
+    assert await refused(redis) <= {"client|id", "hgetall"}  # the latter to say what is left
 
 
 async def test_recovery_by_connection_needs_the_second(
@@ -139,7 +161,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
 
 async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
     """Something of everything that a repair mends."""
-    await mq.produce("orders", 1, message_id="stray")
+    await mq.produce("orders", {"id": "stray"}, message_id="stray")
     script = """
         redis.call('SELECT', 1)
         redis.call('HSET', 'mx-rmq:{shop}:payload', 'not ours', 'x')

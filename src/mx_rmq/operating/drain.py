@@ -6,6 +6,8 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.errors import NotDrained
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.storage.queries import Queries
@@ -75,6 +77,12 @@ class Backlog:
         Args:
             served_here: the topics of this process' worker, which may not have registered yet.
         """
+        try:
+            return await self._describe(served_here)
+        except ResponseError as error:  # the user may not read that
+            return f"messages, but which cannot be read: {error}", False
+
+    async def _describe(self, served_here: Collection[str]) -> tuple[str, bool]:
         workers = await Inspector(list(self._shards)).workers()
         served = set(served_here).union(*(worker.topics for worker in workers))
         parts, stuck = [], False
@@ -112,7 +120,7 @@ async def drained(
         timeout: seconds; None for no limit, except for what no worker serves.
         served_here: the topics of this process' worker.
         patience: how long to try while the server cannot be reached.
-        unserved: without a timeout, seconds after which to give up what no worker serves.
+        unserved: without a timeout, seconds after which to give up what no worker serves, or ``inf``.
         longest: most seconds between two looks.
 
     Raises:
