@@ -11,7 +11,7 @@ import pytest
 
 from mx_rmq import ConfigError, MxRmqError, NotDrained, RedisMessageQueue, Retry
 from mx_rmq.operating.drain import Backlog, drained
-from tests.words import ONE_SERVER, claim, eventually, in_state, is_sound, store_of
+from tests.words import ONE_SERVER, claim, eventually, is_sound, store_of
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -51,15 +51,16 @@ async def test_drain_waits_for_all_that_is_pending_and_for_what_handlers_produce
 
 
 async def test_drain_waits_for_a_worker_elsewhere(mq: RedisMessageQueue, make_queue: MakeQueue) -> None:
-    worker, go = make_queue(), asyncio.Event()
+    worker, began, go = make_queue(), asyncio.Event(), asyncio.Event()
 
     @worker.handler("t")
     async def on_t(_: int) -> None:
+        began.set()
         await go.wait()
 
     await worker.start()
     await mq.produce("t", 1, message_id="A1")
-    await in_state(mq, "A1", "processing")
+    await began.wait()
     drain = asyncio.create_task(mq.drain())
     done, _ = await asyncio.wait([drain], timeout=0.2)
     assert not done
@@ -98,7 +99,7 @@ async def test_a_retry_without_a_wait_is_part_of_it(mq: RedisMessageQueue) -> No
 async def test_what_is_due_keeps_it_though_no_scheduler_has_moved_it(mq: RedisMessageQueue) -> None:
     await mq.produce("t", 1, delay=0.01)
     await eventually(lambda: drained_of_due(mq))
-    assert "delayed messages are due, and no live worker is there" in await left_in(mq)
+    assert "delayed messages are due, but no live worker makes them pending: start one" in await left_in(mq)
 
 
 async def drained_of_due(mq: RedisMessageQueue) -> bool:
@@ -122,15 +123,16 @@ async def test_the_error_names_what_is_left(mq: RedisMessageQueue, redis: Redis)
 
 
 async def test_a_handler_that_takes_too_long_is_named_as_running(mq: RedisMessageQueue) -> None:
-    go = asyncio.Event()
+    began, go = asyncio.Event(), asyncio.Event()
 
     @mq.handler("orders")
     async def on_order(_: int) -> None:
+        began.set()
         await go.wait()
 
     await mq.start()
-    await mq.produce("orders", 1, message_id="A1")
-    await in_state(mq, "A1", "processing")
+    await mq.produce("orders", 1)
+    await began.wait()
     with pytest.raises(NotDrained, match=r"^not drained within 0\.1 s: 1 running in orders$"):
         await mq.drain(timeout=timedelta(seconds=0.1))
     go.set()
@@ -144,7 +146,7 @@ async def test_a_paused_topic_is_named_as_such(mq: RedisMessageQueue) -> None:
     await mq.pause("orders")
     await mq.produce("orders", 1)
     await mq.start()
-    assert await left_in(mq) == "not drained within 0 s: 1 pending in orders, which is paused"
+    assert await left_in(mq) == "not drained within 0 s: 1 pending in orders, which is paused: resume it"
     await mq.resume("orders")
     await mq.drain(timeout=15)
 

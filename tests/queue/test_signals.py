@@ -27,7 +27,7 @@ def say(*words):
     print(*words, flush=True)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent thinks of it
-mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off")
+mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", concurrency=int(sys.argv[2]))
 
 @mq.handler("t")
 async def on_t(seconds: float) -> None:
@@ -71,6 +71,10 @@ async def main():
 
 asyncio.run(main())
 """
+UNTIL_IDLE = """
+asyncio.run(mq.run(until_idle=True))
+say("ended")
+"""
 EXITS = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 asyncio.run(mq.run())
@@ -95,9 +99,9 @@ class Program:
 
 
 @asynccontextmanager
-async def a_program(script: str, url: str) -> AsyncIterator[Program]:
+async def a_program(script: str, url: str, *, concurrency: int = 8) -> AsyncIterator[Program]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", START + script, url, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", START + script, url, str(concurrency), stdout=asyncio.subprocess.PIPE
     )
     try:
         yield Program(process)
@@ -142,6 +146,18 @@ async def test_a_handler_that_exits_does_so_after_the_worker_has_stopped(
         assert await program.says() == "handled"
         assert await program.code() == 7
     assert (await mq.find("A1")).state == "gone"
+
+
+@ONE_SERVER
+async def test_a_signal_ends_a_run_before_it_is_idle(mq: RedisMessageQueue, server: EmbeddedServer) -> None:
+    await mq.produce("t", 0.3, message_id="A1")
+    await mq.produce("t", 0.3, message_id="A2")
+    async with a_program(UNTIL_IDLE, server.url, concurrency=1) as program:
+        assert await program.says() == "running"
+        program.send(signal.SIGTERM)
+        assert [await program.says(), await program.says()] == ["handled", "ended"]
+        assert await program.code() == 0
+    assert [(await mq.find(id_)).state for id_ in ("A1", "A2")] == ["gone", "pending"]
 
 
 # -- here, where pytest has its own handlers

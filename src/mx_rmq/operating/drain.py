@@ -91,14 +91,14 @@ class Backlog:
             counts += [f"{left.leased} running"] * (left.leased > 0)
             why = ""
             if left.pending and left.paused:
-                why = ", which is paused"
+                why = ", which is paused: resume it"
             elif left.pending and topic not in served:
-                why = ", which no live worker serves"
+                why = ", which no live worker serves: start one"
             stuck = stuck or bool(why)
             parts.append(f"{', '.join(counts)} in {topic}{why}")
         for shard in self._shards:
             if (await shard.operating.next_delay()).state == "EXPIRED":
-                why = "" if served else ", and no live worker is there to make them pending"
+                why = "" if served else ", but no live worker makes them pending: start one"
                 stuck = stuck or bool(why)
                 parts.append(f"delayed messages are due{why}")
         return "; ".join(parts) or "nothing any more", stuck
@@ -135,7 +135,7 @@ async def drained(
         if now >= end:
             left, _ = await backlog.describe(served_here())
             raise NotDrained(f"not drained within {timeout:g} s: {left}")
-        if timeout is None and now - looked_at >= unserved / 5:
+        if timeout is None and now - looked_at >= unserved / 2:
             looked_at = now
             left, stuck = await resend(lambda: backlog.describe(served_here()), patience=patience)
             stuck_since = min(stuck_since, now) if stuck else inf
