@@ -13,6 +13,7 @@ from mx_rmq.errors import (
     MessageTooLarge,
     MxRmqError,
     NoHandler,
+    NotDrained,
     NotDurable,
     NotOnDisk,
     NotReplicated,
@@ -28,6 +29,7 @@ from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.inspector import MessageFacts
+from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
 from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
 from mx_rmq.producing.middleware import ProduceMiddleware, ProduceNext
@@ -68,10 +70,12 @@ __all__ = [
     "MxRmqError",
     "NoHandler",
     "NotDead",
+    "NotDrained",
     "NotDurable",
     "NotOnDisk",
     "NotReplicated",
     "OutOfMemory",
+    "Override",
     "Page",
     "PastAttempt",
     "ProduceManyOptions",

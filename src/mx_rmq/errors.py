@@ -36,6 +36,10 @@ class LeaseLost(MxRmqError):
     """The lease ran out; the message belongs to another worker now."""
 
 
+class NotDrained(MxRmqError, TimeoutError):
+    """Messages were left when ``drain`` ended; the text says how many, where, and why if that is known."""
+
+
 class ServerUnavailable(MxRmqError, ConnectionError):
     """The server cannot be reached or does not answer; the call may be sent again."""
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import events
 from mx_rmq.errors import ConfigError, NoHandler, ServerUnavailable
+from mx_rmq.operating.drain import Backlog, drained
 from mx_rmq.producing.producer import Producer
+from mx_rmq.signals import on_signals
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend
 from mx_rmq.storage.server_check import check_recovery, check_server
 from mx_rmq.storage.shard import Shard
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.storage.locate import Address
+    from mx_rmq.storage.store import NewStore
     from mx_rmq.worker.handlers import Handler, Middleware
     from mx_rmq.worker.worker import Worker
 
@@ -113,6 +117,7 @@ class Lifecycle:
         self._address = address
         self._handlers = handlers
         self._middleware = middleware
+        self._new_store: NewStore = Store
         self._session: _Session | None = None
         self._runs = False
 
@@ -163,6 +168,24 @@ class Lifecycle:
             raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
         return session.opened.shards
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the queue is open or opening in an event loop that runs."""
+        session = self._session
+        if session is None or not session.loop.is_running():
+            return False
+        return session.opened is not None or session.turn.locked() or not isinstance(session.work, Idle)
+
+    @property
+    def server(self) -> tuple[Config, Address, NewStore]:
+        """What ``use`` was given last."""
+        return self._config, self._address, self._new_store
+
+    def use(self, config: Config, address: Address, new_store: NewStore) -> None:
+        """Use another server from the next opening on; the queue must not be open."""
+        self._config, self._address, self._new_store = config, address, new_store
+        self._session = None
+
     def _here(self) -> _Session:
         """The session of the running event loop.
 
@@ -180,7 +203,8 @@ class Lifecycle:
         try:
             embedded = self._config.url.startswith("embedded:")
             revive = self._address.revive if embedded else None
-            shards.append(Shard(await self._enter(), self._config, revive=revive))
+            url = await self._enter()
+            shards.append(Shard(url, self._config, revive=revive, new_store=self._new_store))
             if self._config.server_check != "off":
                 for shard in shards:
                     await self._check(shard)
@@ -275,39 +299,69 @@ class Lifecycle:
         if isinstance(work, Stopping):
             await asyncio.shield(work.task)
 
-    async def run(self, close: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, close: Callable[[], Awaitable[None]], *, until_idle: bool = False) -> None:
         """Run a worker until SIGTERM or SIGINT, then *close*; a second signal stops handlers at once.
 
-        A signal that was ignored before stays ignored.
+        With *until_idle*, stop also when the topics that have a handler here have nothing left to do now.
         """
         if self._runs:
             raise ConfigError("the queue runs already; call run() once, or start() inside an application")
         self._runs = True
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        signals = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+        stop = asyncio.Event()
 
         def on_signal() -> None:
             if stop.is_set() and self.worker is not None:
                 self.worker.hurry()
             stop.set()
 
-        for number in signals:
-            loop.add_signal_handler(number, on_signal)
-        stopped = loop.create_task(stop.wait())
+        try:
+            with on_signals(on_signal):
+                try:
+                    await self._work_until(stop, until_idle=until_idle)
+                finally:
+                    await close()
+        finally:
+            self._runs = False
+
+    async def _work_until(self, stop: asyncio.Event, *, until_idle: bool) -> None:
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         try:
             starting = self.start()
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 await starting
-                await stopped
+                if until_idle:
+                    tasks.append(asyncio.create_task(self.idle()))
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await done.pop()
         finally:
-            stopped.cancel()
-            try:
-                await close()
-            finally:
-                self._runs = False
-                for number in signals:
-                    loop.remove_signal_handler(number)
+            for task in tasks:
+                task.cancel()
+
+    # -- drain
+
+    async def drain(self, timeout: float | None) -> None:  # noqa: ASYNC109 - the error says what is left
+        """Wait until nothing is pending, running or due in the whole queue."""
+        shards = (await self.open()).shards
+        await drained(
+            Backlog(shards),
+            timeout=timeout,
+            served_here=self.served,
+            patience=self._config.patience,
+        )
+
+    async def idle(self) -> None:
+        """Wait until the topics that have a handler here have nothing left to do now.
+
+        A paused topic has nothing to do but what is already running.
+        """
+        shards = (await self.open()).shards
+        backlog = Backlog(shards, list(self._handlers))
+        await drained(backlog, patience=self._config.patience, unserved=inf)
+
+    def served(self) -> Collection[str]:
+        """The topics that a worker here serves, or is about to."""
+        return self._handlers.keys() if isinstance(self.work, Starting | Running) else ()
 
 
 def _tell_failure(starting: asyncio.Task[None]) -> None:

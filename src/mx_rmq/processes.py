@@ -31,15 +31,19 @@ _finding: list[str] = []
 """The queues that are being imported now."""
 
 
-def run(queue: RedisMessageQueue) -> None:
+def run(queue: RedisMessageQueue, *, until_idle: bool = False) -> None:
     """Run a queue's worker until SIGTERM or SIGINT, on uvloop where it is installed.
 
     Where the program has not configured logging, what happens is written to standard error.
+
+    Args:
+        queue: which.
+        until_idle: return also when nothing is pending, running or due in the topics handled here.
     """
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(queue.run())
+            runner.run(queue.run(until_idle=until_idle))
         except MxRmqError as error:
             raise error.with_traceback(None) from None  # what to do is in its text; the frames are ours
 

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
-from mx_rmq.checks import check_topic, refusal, refuse_unknown
+from mx_rmq.checks import check_seconds, check_topic, refusal, refuse_unknown
 from mx_rmq.config import Config
 from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.lifecycle import Lifecycle
@@ -15,6 +15,7 @@ from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.topics import Topics
+from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import around
 from mx_rmq.producing.options import (
@@ -26,6 +27,7 @@ from mx_rmq.producing.options import (
 )
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
     from mx_rmq.storage.queries import Counts, WorkerFacts
+    from mx_rmq.storage.store import NewStore
     from mx_rmq.worker.handlers import BatchHandler, Handler, Middleware
 
     Layer = TypeVar("Layer", bound=Middleware)
@@ -331,12 +334,44 @@ class RedisMessageQueue:
         """
         await self._lifecycle.stop()
 
-    async def run(self) -> None:
+    async def run(self, *, until_idle: bool = False) -> None:
         """Handle messages until SIGTERM or SIGINT; a second signal stops handlers at once.
 
-        A signal that was ignored before stays ignored.
+        A signal that was ignored before stays ignored. A handler that was there before, such as a web
+        server's, is called too. What it raises, such as ``SystemExit``, is raised after the worker has ended.
+
+        Args:
+            until_idle: return also when nothing is pending, running or due in the topics handled here. For
+                cron jobs and scripts. Messages that are delayed, retries among them, stay for the next run.
         """
-        await self._lifecycle.run(self.close)
+        await self._lifecycle.run(self.close, until_idle=until_idle)
+
+    async def drain(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - the error says what is left
+        """Wait until nothing is pending, running or due in the queue, wherever its workers are.
+
+        Messages that are delayed and not due are not waited for, so retries that wait are not either.
+
+        Raises:
+            NotDrained: messages were left after *timeout* seconds. Without a timeout: for a few seconds a
+                topic with pending messages was paused, or no live worker served it. Says what is left.
+        """
+        await self._lifecycle.drain(check_seconds("timeout", timeout, none="no limit"))
+
+    def override(self, url: str, *, new_store: NewStore = Store) -> Override:
+        """Use another server inside ``with mq.override("embedded://"):``, for tests.
+
+        The queue must not be open; ``async with`` also closes it at the end of the block. With
+        ``embedded://`` the block has a private server of its own, and what is in it at the end is gone.
+
+        Args:
+            url: of the other server.
+            new_store: a replacement for the store, for test kits that record or have their own clock.
+        """
+
+        def set_config(config: Config) -> None:
+            self.config = config
+
+        return Override(url, self._lifecycle, self.sync, set_config, new_store)
 
     async def __aenter__(self) -> RedisMessageQueue:
         await self.open()

@@ -24,11 +24,11 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
         "checks events message payloads raised receipt retry config produce_options traces",
         "storage",
         "producing worker operating observing",
-        "lifecycle",
+        "lifecycle override signals",
         "queue",
         "processes",
         "__init__",
-        "demo",
+        "demo testing",
     )
 )
 """From the bottom to the top. A module imports from its own room and from lower layers only."""

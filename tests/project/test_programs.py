@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -119,6 +120,25 @@ def test_the_two_processes_of_the_readme_find_each_other(tmp_path: Path) -> None
     assert process.returncode == 0
     assert "worker.started: shop at embedded://" in said
     assert {path.name for path in tmp_path.iterdir()} >= {"tasks.py", "producer.py", "data"}
+
+
+def test_the_examples_of_the_testing_page_pass(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```python") == 6
+    for name, code in blocks:
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{page.count('def test_')} passed" in done.stdout
 
 
 def test_the_demo_loses_nothing_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import ProduceOptions, RedisMessageQueue, Reject
+from mx_rmq import NotDrained, ProduceOptions, RedisMessageQueue, Reject
 from tests.harness import command
 from tests.words import eventually
 
@@ -92,6 +93,27 @@ async def test_producers_and_workers_need_the_first_line(redis: Redis, user: str
     async with RedisMessageQueue(at(tcp), name="shop", recovery_grace=None) as mq:
         await work(mq)
     assert await refused(redis) <= {"info", "client|id", "hgetall"}  # by the check, which says so
+
+
+async def test_draining_and_running_until_idle_need_no_more(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE)
+    mq = RedisMessageQueue(at(tcp), name="shop", recovery_grace=None, server_check="off")
+
+    @mq.handler("orders")
+    async def on_order(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async with mq:
+        await mq.produce("orders", 1.5)
+        with pytest.raises(NotDrained, match=r"not drained within 0 s: messages, but which cannot be read"):
+            await mq.drain(timeout=0)
+    async with asyncio.timeout(15):
+        await mq.run(until_idle=True)
+    async with mq:
+        await mq.produce("orders", 1.5)
+        mq.start()
+        await asyncio.wait_for(mq.drain(), 15)
+    assert await refused(redis) <= {"client|id", "hgetall"}  # the latter to say what is left
 
 
 async def test_recovery_by_connection_needs_the_second(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.receipt import Stored
     from mx_rmq.storage.contract import NewMessage
-    from mx_rmq.storage.store import Commands
+    from mx_rmq.storage.store import Commands, NewStore
 
 
 _USER: Final = "producer"
@@ -65,6 +65,7 @@ class SyncProducer:
         self._availability = Availability(config.shown_url)
         self._names: list[str] = []
         """Producer names that have no call under way."""
+        self._new_store: NewStore = Store
         self._pid = os.getpid()
 
     def produce(self, topic: str, payload: Any, **options: Unpack[ProduceOptions]) -> Receipt:
@@ -102,6 +103,12 @@ class SyncProducer:
                 connections.close()
             self._stores, self._connections = [], []
             self._address.leave(self)
+
+    def use(self, config: Config, address: Address, new_store: NewStore) -> None:
+        """Use another server from now on; the connections to this one are closed."""
+        self.close()
+        self._config, self._address, self._new_store = config, address, new_store
+        self._availability = Availability(config.shown_url)
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -195,7 +202,8 @@ class SyncProducer:
                 keys = Keys(config.name)
                 commands: dict[Durability, Commands] = {"memory": plain}
                 commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
+                new_store, most = self._new_store, config.max_bytes
                 self._stores = [
-                    {name: Store(each, keys, max_bytes=config.max_bytes) for name, each in commands.items()}
+                    {name: new_store(each, keys, max_bytes=most) for name, each in commands.items()}
                 ]
             return self._stores

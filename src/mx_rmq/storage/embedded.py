@@ -202,15 +202,18 @@ class EmbeddedServer:
                 "give it a directory you own on a local disk with space left"
             ) from error
 
-    def close(self) -> None:
-        """End this use; the last user stops the server and returns when it is gone."""
+    def close(self, *, expected: bool = False) -> None:
+        """End this use; the last user stops the server and returns when it is gone.
+
+        Unless this is *expected*, a private server that ends with messages in it says so.
+        """
         try:
             _open.remove(self)
         except KeyError:
             return
         try:
             if self._users.take(fcntl.LOCK_EX):
-                self._stop()
+                self._stop(expected=expected)
             else:
                 # Granted at once if there are other users; if the keeper was faster, when the server is gone.
                 fcntl.flock(self._users.fd, fcntl.LOCK_SH)
@@ -271,11 +274,11 @@ class EmbeddedServer:
                 check=False,  # any failure in there releases the lock and is in the log
             )
 
-    def _stop(self) -> None:
+    def _stop(self, *, expected: bool) -> None:
         # Over the socket, not by pid: if containers share the directory, the pid may be another process here.
         # If the server does not answer, the keeper, its parent, terminates or kills it.
         record = self._record()
-        if self._private and record and (left := _messages_in(record[1])):
+        if self._private and not expected and record and (left := _messages_in(record[1])):
             emit(EmbeddedEnded(messages=left))
         with suppress(OSError):
             if record and _ask(record[1], b"SHUTDOWN", self._grace) == b"":

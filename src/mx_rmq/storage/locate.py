@@ -35,13 +35,18 @@ class Address:
     """Where a queue's server is; an embedded one runs while it has users.
 
     Thread-safe. In a forked child the address stays the same.
+
+    Args:
+        url: of the server.
+        kept: an embedded server runs until ``end``, also while it has no users.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, kept: bool = False) -> None:
         if not url.startswith("embedded:"):
             check_url(url)
         self.lock = threading.RLock()
         self._url = url
+        self._kept = kept
         self._users: set[int] = set()
         self._server: EmbeddedServer | None = None
         self._pid = 0
@@ -86,8 +91,16 @@ class Address:
         """*user* no longer needs the server; the last user stops an embedded one."""
         with self.lock:
             self._users.discard(id(user))
-            if self._server is not None and not self._users:
+            if self._server is not None and not self._users and not self._kept:
                 self._server.close()
+                self._server = None
+
+    def end(self) -> None:
+        """Stop an embedded server even if it has users; what is in a private one may go."""
+        with self.lock:
+            self._users.clear()
+            if self._server is not None:
+                self._server.close(expected=True)
                 self._server = None
 
 

@@ -15,7 +15,7 @@ from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, STALE_COUNTER, TOPIC_FIELD
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
     from mx_rmq.storage.store import Commands, Store
 
@@ -71,6 +71,14 @@ class Counts:
         return sum(topic.processing for topic in self.topics.values())
 
 
+class Unfinished(NamedTuple):
+    """The messages of a topic that are neither delayed nor done nor dead."""
+
+    pending: int
+    leased: int
+    paused: bool
+
+
 class Live(NamedTuple):
     """A live message as it is stored; instants in seconds, None for what it does not have."""
 
@@ -98,6 +106,7 @@ class Queries:
     def __init__(self, store: Store) -> None:
         self._commands: Commands = store.commands
         self._keys = store.keys
+        self._now = store.now
 
     async def counts(self) -> Counts:
         """The counts of every topic."""
@@ -119,6 +128,26 @@ class Queries:
             processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
             topics[topic] = TopicCounts(pending, processing, raw in paused, **count)
         return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
+
+    async def unfinished(self, *topics: str) -> list[Unfinished]:
+        """What is pending and what is leased in each of the topics."""
+        asked: list[Awaitable[Any]] = []
+        for topic in topics:
+            asked += [self._command("LLEN", self._keys.of_topic(topic, part)) for part in PENDING.values()]
+            asked += [
+                self._command("HLEN", self._keys.of_topic(topic, "processing")),
+                self._read("HGET", "counters", topic + STALE_COUNTER),
+                self._read("SISMEMBER", "paused", topic),
+            ]
+        replies = iter(await asyncio.gather(*asked))
+        return [
+            Unfinished(max(0, high + normal + low - _whole(stale or b"0")), leased, bool(paused))
+            for high, normal, low, leased, stale, paused in zip(*[replies] * 6, strict=True)
+        ]
+
+    async def any_unfinished(self) -> bool:
+        """Whether anything is pending or leased in any topic: each such message has a deadline."""
+        return bool(await self._read("ZCARD", "all_expire_monitor"))
 
     async def paused(self, topic: str) -> bool:
         """Whether a topic is paused."""
@@ -160,7 +189,9 @@ class Queries:
         return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
 
     async def time(self) -> float:
-        """The server's time, in seconds since 1970."""
+        """The time that the scripts go by, in seconds since 1970: the server's, unless a test sets it."""
+        if self._now is not None:
+            return self._now() / 1e6
         seconds, us = await self._command("TIME")
         return int(seconds) + int(us) / 1e6
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.config import Config, Durability
-    from mx_rmq.storage.store import Commands
+    from mx_rmq.storage.store import Commands, NewStore
 
 
 def shard_number(id_: str, count: int) -> int:
@@ -33,6 +33,7 @@ class Shard:
         config: the queue's configuration.
         number: the shard's number, None if the queue has only one.
         revive: restarts an embedded server that is gone, and returns its URL.
+        new_store: makes the stores; tests have their own, with another clock.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Shard:
         number: int | None = None,
         *,
         revive: Callable[[], str] | None = None,
+        new_store: NewStore = Store,
     ) -> None:
         self.url = url
         self.keys = Keys(config.name, number)
         self.availability = Availability(config.shown_url)
         self._config = config
         self._revive = revive
+        self._new_store = new_store
         self._shared: WeakSet[Connection] = WeakSet()
         """The connections from ``new_connection``; if one sees that the server was demoted, all close."""
         self.connection = self.new_connection(0.0)
@@ -103,7 +106,7 @@ class Shard:
         await self._waiting.close()
 
     def _store_on(self, commands: Commands) -> Store:
-        return Store(commands, self.keys, max_bytes=self._config.max_bytes)
+        return self._new_store(commands, self.keys, max_bytes=self._config.max_bytes)
 
     def _leave(self, told: Connection) -> None:
         """Close all other connections after one saw that the server is no longer the primary.

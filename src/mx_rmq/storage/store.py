@@ -51,6 +51,13 @@ class Together(Protocol):
         """Send commands in a row on one connection; refusals and losses are returned among the replies."""
 
 
+class NewStore(Protocol):
+    """Makes a store: the class itself, or what a test has in its place."""
+
+    def __call__(self, commands: Commands, keys: Keys, *, max_bytes: int) -> Store:
+        """Return a store on a connection."""
+
+
 class Store:
     """The transitions of one queue's messages on one server.
 
@@ -74,7 +81,7 @@ class Store:
         self.commands = commands
         self.keys = keys
         self.max_bytes = max_bytes
-        self._now = now
+        self.now = now
         self._scripts = scripts
 
     # -- a message's life
@@ -139,7 +146,7 @@ class Store:
     ) -> list[list[Settled] | StoreError]:
         """Extend deliveries of many topics in one write; a topic's refusal is returned among the answers."""
         script = self._scripts["extend_lease"]
-        now = self._now() if self._now else ""
+        now = self.now() if self.now else ""
         commands = []
         for topic, deliveries in chunks:
             keys = self.keys.of_script(script, topic)
@@ -298,7 +305,7 @@ class Store:
     async def _run(self, name: str, args: Sequence[Any], topic: str = "", producer: str = "") -> Any:
         script = self._scripts[name]
         keys = self.keys.of_script(script, topic, producer)
-        now = self._now() if self._now else ""
+        now = self.now() if self.now else ""
         try:
             try:
                 return await self.commands.execute_command(

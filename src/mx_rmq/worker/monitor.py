@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, UnreadableMessage
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_message, encode_message
-from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.contract import Delivery, Settled
+from mx_rmq.storage.queries import Queries
 from mx_rmq.worker import outcome
 from mx_rmq.worker.calm import Calm
 from mx_rmq.worker.outcome import Again, Returned, Run, Verdict
@@ -67,10 +69,16 @@ class Monitor(Service):
         self._batch = _BATCH
         self._has_looked = False
         self._calm = Calm(config, asyncio.get_running_loop().time)
-        self._kept_house_at = float("-inf")
+        self._kept_house_at = -inf
+        self.turn = asyncio.Lock()
+        """Held during a step."""
 
     async def step(self) -> float:
         """Take over and settle what is overdue."""
+        async with self.turn:
+            return await self._step()
+
+    async def _step(self) -> float:
         if not self._has_looked:  # learn which workers are connected before any is blamed
             await self._presence.step(recover=False)
             self._has_looked = True
@@ -158,6 +166,24 @@ class Monitor(Service):
                 deleted = await self._store.trim_dead(
                     max_age=self._config.dlq_max_age, max_count=self._config.dlq_max_count
                 )
+
+    async def follow_clock(self) -> None:
+        """After a test has put the queue's clock forward, extend this worker's own leases.
+
+        The caller holds the monitor's turn. The leases are read from the server: a claim may be under way.
+        """
+        queries = Queries(self._store)
+        for topic in self._retries:
+            own = [
+                Delivery(id_, topic, lease.token, b"", inf)
+                for id_, lease in (await queries.leases(topic)).items()
+                if lease.holder == self._worker
+            ]
+            for start in range(0, len(own), BATCH):
+                await self._store.extend(topic, own[start : start + BATCH], lease=self._config.lease)
+        await self._presence.register()
+        self._calm = Calm(self._config, asyncio.get_running_loop().time)
+        self._kept_house_at = -inf
 
     async def leave(self) -> None:
         """Remove this worker's registration."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from mx_rmq.worker.threads import Threads
 from mx_rmq.worker.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.storage.shard import Shard
@@ -123,6 +124,23 @@ class Worker:
     def hurry(self) -> None:
         """Stop running handlers now, without waiting for the grace to end."""
         self._hurry.set()
+
+    async def move_clock(self, move: Callable[[], None]) -> None:
+        """Let a test put the queue's clock forward; returns when the monitors have looked at what is overdue.
+
+        The messages that this worker holds stay its own.
+        """
+        async with AsyncExitStack() as turns:
+            for monitor in self._monitors:
+                await turns.enter_async_context(monitor.turn)
+            move()
+            for monitor in self._monitors:
+                await monitor.follow_clock()
+        for scheduler in self._schedulers:
+            scheduler.alarm.ring()
+        for monitor in self._monitors:
+            while not await monitor.step():
+                pass
 
     async def _finish_running(self, until: float) -> None:
         """Let handlers finish, or stop them when the grace is over; then end the runners."""
