@@ -115,7 +115,9 @@ def _are_waits(values: object) -> bool:
 
 
 def _is_wait(value: object) -> bool:
-    return isinstance(value, int | float | timedelta) and isfinite(seconds := _seconds(value)) and seconds >= 0
+    return (
+        isinstance(value, int | float | timedelta) and isfinite(seconds := _seconds(value)) and seconds >= 0
+    )
 
 
 def _check_classes(what: str, kinds: Any) -> None:

@@ -222,9 +222,7 @@ class Machine:
             case "complete":
                 return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
             case "retry" | "put_off" as verb:
-                return Call(
-                    verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {}
-                )
+                return Call(verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
             case "release":
                 return Call("release", (topic, picked), {})
             case "recover":

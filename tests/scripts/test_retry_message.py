@@ -57,7 +57,7 @@ async def test_a_failed_message_waits_with_its_new_body(store: Store, redis: Red
 async def test_what_is_put_off_waits_as_well_and_is_counted_apart(
     store: Store, redis: Redis, clock: Clock
 ) -> None:
-    m1, m2 = await lease(store, "m1", "m2")
+    m1, _ = await lease(store, "m1", "m2")
     assert await store.put_off(TOPIC, [(m1, 2.5, b"new body")]) == [Settled.DONE]
     assert await store.put_off(TOPIC, [(m1, 9.0, b"late")]) == [Settled.STALE]
     state = await read_state(redis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mx_rmq.message import Death, PastAttempt, describe, encode_message, text_of
 from mx_rmq.raised import Reject, RetryLater
@@ -12,6 +12,7 @@ from mx_rmq.traces import place_of, trace_of
 if TYPE_CHECKING:
     from mx_rmq.message import Message, Reason
     from mx_rmq.retry import Retry
+    from mx_rmq.storage.contract import Delivery
 
 _UNBEGUN: Final = 10
 """Times ``crash_limit``: after this many lost workers a message that was never seen to begin is dead too."""
@@ -82,6 +83,14 @@ Verdict = Done | Again | Later | Died | Returned | Lost
 DONE: Final = Done()
 RETURNED: Final = Returned()
 LOST: Final = Lost()
+
+
+class Held(Protocol):
+    """A job of a runner, or a message that a monitor took over."""
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery to settle."""
 
 
 class Run(NamedTuple):
