@@ -43,6 +43,7 @@ from mx_rmq.storage.queries import Counts, TopicCounts, WorkerFacts
 if TYPE_CHECKING:
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
+    from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
 __version__ = "2.0.0a1"
 
@@ -54,6 +55,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "Counts",
+    "DeadEvent",
     "DeadLetter",
     "DeadLetters",
     "EmbeddedServerError",
@@ -87,6 +89,7 @@ __all__ = [
     "RedisMessageQueue",
     "Reject",
     "Retry",
+    "RetryEvent",
     "RetryLater",
     "ServerUnavailable",
     "StoreError",
@@ -102,9 +105,15 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
-    _OF_THE_WORKER = {"Context": "mx_rmq.worker.context"} | dict.fromkeys(
-        ["BatchHandler", "CallNext", "Handler", "Middleware"], "mx_rmq.worker.handlers"
-    )
+    _OF_THE_WORKER = {
+        "BatchHandler": "mx_rmq.worker.handlers",
+        "CallNext": "mx_rmq.worker.handlers",
+        "Context": "mx_rmq.worker.context",
+        "DeadEvent": "mx_rmq.worker.hooks",
+        "Handler": "mx_rmq.worker.handlers",
+        "Middleware": "mx_rmq.worker.handlers",
+        "RetryEvent": "mx_rmq.worker.hooks",
+    }
 
     def __getattr__(name: str) -> object:
         """Import these names on first use, so that a program that only produces does not load the worker."""

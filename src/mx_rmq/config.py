@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
@@ -30,6 +33,9 @@ ServerCheck = Literal["warn", "refuse", "off"]
 """What to do about a server that could lose messages: log a warning, refuse it, or do not check."""
 
 SERVER_CHECKS: tuple[ServerCheck, ...] = get_args(ServerCheck)
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
+"""Takes the queue and returns an async context manager around a worker's life."""
 
 DEFAULT_URL = "redis://localhost:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
@@ -90,6 +96,7 @@ class QueueOptions(TypedDict, total=False):
     dlq_max_age: Duration | None
     dlq_max_count: int | None
     server_check: ServerCheck
+    lifespan: Lifespan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +148,9 @@ class Config:
     """Dead messages beyond this many are deleted, oldest first; None keeps them."""
     server_check: ServerCheck = "warn"
     """What to do at the start if the server could lose messages: warn, refuse or off."""
+    lifespan: Lifespan | None = None
+    """An async context manager that takes the queue. A worker enters it before it claims anything and leaves
+    it after its last handler; handlers find what it yields in ``ctx.state``."""
 
     if TYPE_CHECKING:  # durations may be given as a timedelta and are kept in seconds
 
@@ -183,6 +193,8 @@ class Config:
         check_choice("server_check", self.server_check, SERVER_CHECKS)
         if not isinstance(self.retry, Retry):
             raise refusal("retry", "a Retry(...)", self.retry)
+        if self.lifespan is not None:
+            _check_lifespan(self.lifespan)
 
     @property
     def shown_url(self) -> str:
@@ -198,3 +210,12 @@ class Config:
         if "@" in options or set("/#") & set(user) or not plain.fullmatch(place):
             return f"{scheme}://***"
         return f"{scheme}://{'***@' if hidden else ''}{place}"
+
+
+def _check_lifespan(lifespan: Any) -> None:
+    if inspect.isasyncgenfunction(lifespan):  # what asynccontextmanager wraps is not one any more
+        raise ConfigError(
+            f"lifespan must be a context manager: put @asynccontextmanager on {lifespan.__name__}"
+        )
+    if not callable(lifespan) or inspect.iscoroutinefunction(lifespan):
+        raise refusal("lifespan", "a function with @asynccontextmanager, or None", lifespan)

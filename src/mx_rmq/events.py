@@ -177,6 +177,17 @@ class MessageDead(Event, tag="message.dead"):
 
 
 @_kind
+class MessagePutOff(Event, tag="message.put_off"):
+    """A handler put its message off without spending an attempt."""
+
+    level = logging.DEBUG
+    says = "{topic} {id} was put off by its handler, again in {delay:.2g} s"
+    topic: str
+    id: str
+    delay: float
+
+
+@_kind
 class MessagesRecovered(Event, tag="messages.recovered"):
     """A monitor took messages over from a worker that let their leases run out."""
 
@@ -427,6 +438,90 @@ class LoopHangs(Event, tag="loop.hangs"):
     says = "the event loop has been blocked for {seconds:time}; settled without it: {settled}"
     seconds: float
     settled: dict[str, int]
+
+
+@_kind
+class HandlerBlocked(Event, tag="handler.blocked"):
+    """A handler blocked the event loop; said once per handler."""
+
+    level = logging.WARNING
+    says = "handler {handler} {did} the event loop for {seconds:.1f} s{at}: {remedy}"
+    topic: str
+    handler: str
+    seconds: float
+    is_async: bool
+    place: str = ""
+    """Where: file, line and function."""
+    lasts: bool = False
+    """Whether it still blocked the loop when this was said."""
+
+    @property
+    def did(self) -> str:
+        """What it did, for the text."""
+        return "has been blocking" if self.lasts else "blocked"
+
+    @property
+    def at(self) -> str:
+        """Where, for the text."""
+        return f" ({self.place})" if self.place else ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do, for the text."""
+        return "make it a plain def" if self.is_async else "its middleware must not block"
+
+
+@_kind
+class LoopBlocked(Event, tag="loop.blocked"):
+    """Code outside handlers blocked the event loop; said once per place."""
+
+    level = logging.WARNING
+    says = "the event loop {did} for {seconds:.1f} s, not by a handler{at}: call what blocks in a thread"
+    seconds: float
+    place: str = ""
+    """Where: file, line and function."""
+    lasts: bool = False
+    """Whether the loop was still blocked when this was said."""
+
+    @property
+    def did(self) -> str:
+        """What happened, for the text."""
+        return "has been blocked" if self.lasts else "was blocked"
+
+    @property
+    def at(self) -> str:
+        """Where, for the text."""
+        return f" ({self.place})" if self.place else ""
+
+
+@_kind
+class HookFailed(Event, tag="hook.failed"):
+    """A hook raised an error; its message is not affected."""
+
+    level = logging.ERROR
+    says = "hook {hook} failed for {topic} {id}, which is not affected"
+    hook: str
+    topic: str
+    id: str
+
+
+@_kind
+class HooksSkipped(Event, tag="hooks.skipped"):
+    """Hooks are slower than the messages they are called for, or the worker stopped before they ended."""
+
+    level = logging.WARNING
+    says = "{skipped} calls of hooks were left out, {waiting} wait: the hooks are too slow"
+    skipped: int
+    waiting: int
+
+
+@_kind
+class LifespanFailed(Event, tag="lifespan.failed"):
+    """The lifespan ended with an error after the worker had started."""
+
+    level = logging.ERROR
+    says = "the lifespan failed: {error}"
+    error: str
 
 
 @_kind

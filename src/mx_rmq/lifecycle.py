@@ -9,7 +9,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import events
-from mx_rmq.errors import ConfigError, NoHandler, ServerUnavailable
+from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable
+from mx_rmq.message import describe
 from mx_rmq.operating.drain import Backlog, drained
 from mx_rmq.producing.producer import Producer
 from mx_rmq.signals import on_signals
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from mx_rmq.storage.locate import Address
     from mx_rmq.storage.store import NewStore
     from mx_rmq.worker.handlers import Handler, Middleware
+    from mx_rmq.worker.hooks import Hook
+    from mx_rmq.worker.lifespan import Make
     from mx_rmq.worker.worker import Worker
 
 
@@ -104,6 +107,9 @@ class Lifecycle:
         address: of its server.
         handlers: by topic; may grow until a worker starts.
         middleware: around handlers; may grow until then too.
+        on_dead: hooks; may grow at any time.
+        on_retry: hooks; may grow at any time.
+        lifespan: makes the context manager around a worker; None for none.
     """
 
     def __init__(
@@ -112,8 +118,14 @@ class Lifecycle:
         address: Address,
         handlers: Mapping[str, Handler[..., Any]],
         middleware: Sequence[Middleware],
+        on_dead: Sequence[Hook] = (),
+        on_retry: Sequence[Hook] = (),
+        lifespan: Make | None = None,
     ) -> None:
         self._config = config
+        self._on_dead = on_dead
+        self._on_retry = on_retry
+        self._lifespan = lifespan
         self._address = address
         self._handlers = handlers
         self._middleware = middleware
@@ -280,10 +292,21 @@ class Lifecycle:
             await asyncio.wait([before.task])
         opened = await self.open()
         if not isinstance(before, Running):
-            from mx_rmq.worker.worker import Worker  # imported here: a pure producer does not need it
+            from mx_rmq.worker.lifespan import Lifespan  # imported here: a pure producer does not need it
+            from mx_rmq.worker.worker import Worker
 
-            handlers, middleware = list(self._handlers.values()), list(self._middleware)
-            session.work = Running(Worker(self._config, opened.shards, handlers, middleware))
+            lifespan = Lifespan(self._lifespan)
+            await lifespan.open()
+            worker = Worker(
+                self._config,
+                opened.shards,
+                list(self._handlers.values()),
+                list(self._middleware),
+                on_dead=self._on_dead,
+                on_retry=self._on_retry,
+                lifespan=lifespan,
+            )
+            session.work = Running(worker)
 
     async def stop(self) -> None:
         """Stop the worker if one runs; cancelling this call does not cancel the stop."""
@@ -367,4 +390,6 @@ class Lifecycle:
 def _tell_failure(starting: asyncio.Task[None]) -> None:
     """Report a failed start as an event, since it may be that no caller awaits the task."""
     if not starting.cancelled() and (error := starting.exception()) is not None:
-        events.emit(events.WorkerNotStarted(error=str(error)))
+        known = isinstance(error, MxRmqError)  # any other comes from the lifespan
+        text = str(error) if known else describe(error)
+        events.emit(events.WorkerNotStarted(error=text), None if known else error)

@@ -56,6 +56,8 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Deliveries whose worker vanished: the first one always counts, later ones only if they had begun."""
     unbegun: Tally = 0
     """Later deliveries whose worker vanished before they had begun; another message was the likely cause."""
+    put_off: Tally = 0
+    """Deliveries that the handler put off without spending an attempt; they are not in the history."""
     replays: Tally = 0
     history: list[PastAttempt] = []
 

@@ -47,11 +47,14 @@ if TYPE_CHECKING:
     from mx_rmq.storage.queries import Counts, WorkerFacts
     from mx_rmq.storage.store import NewStore
     from mx_rmq.worker.handlers import BatchHandler, Handler, Middleware
+    from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
     Layer = TypeVar("Layer", bound=Middleware)
     ProduceLayer = TypeVar("ProduceLayer", bound=ProduceMiddleware)
     P = ParamSpec("P")
     R = TypeVar("R")
+    OnDead = TypeVar("OnDead", bound=Callable[[DeadEvent], Any])
+    OnRetry = TypeVar("OnRetry", bound=Callable[[RetryEvent], Any])
 
 _HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger")
 _HANDLERS_ELSEWHERE = {
@@ -92,7 +95,17 @@ class RedisMessageQueue:
         """Produces to the same queue from code without an event loop."""
         self._handlers: dict[str, Handler[..., Any]] = {}
         self._middleware: list[Middleware] = []
-        self._lifecycle = Lifecycle(self.config, address, self._handlers, self._middleware)
+        self._on_dead: list[Callable[[DeadEvent], Any]] = []
+        self._on_retry: list[Callable[[RetryEvent], Any]] = []
+        self._lifecycle = Lifecycle(
+            self.config,
+            address,
+            self._handlers,
+            self._middleware,
+            on_dead=self._on_dead,
+            on_retry=self._on_retry,
+            lifespan=None if self.config.lifespan is None else partial(self.config.lifespan, self),
+        )
 
     # -- producing
 
@@ -301,6 +314,26 @@ class RedisMessageQueue:
         """Put ``async def layer(call_next, payload, context)`` around every handler."""
         self._middleware.append(layer)
         return layer
+
+    def on_dead(self, hook: OnDead) -> OnDead:
+        """Call *hook* with a ``DeadEvent`` for each message that this worker moves to the DLQ.
+
+        An ``async def`` runs in the event loop, a plain ``def`` in a thread. The hook is called after the
+        server has accepted the move. Its errors are logged and change nothing.
+        """
+        from mx_rmq.worker.hooks import check_hook  # imported here: a pure producer does not need it
+
+        check_hook("on_dead", hook)
+        self._on_dead.append(hook)
+        return hook
+
+    def on_retry(self, hook: OnRetry) -> OnRetry:
+        """Call *hook* with a ``RetryEvent`` for each failed attempt after which a message runs again."""
+        from mx_rmq.worker.hooks import check_hook  # imported here: a pure producer does not need it
+
+        check_hook("on_retry", hook)
+        self._on_retry.append(hook)
+        return hook
 
     # -- running
 

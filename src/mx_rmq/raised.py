@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mx_rmq.checks import check_seconds
+from mx_rmq.checks import check_seconds, refusal
 
 if TYPE_CHECKING:
     from mx_rmq.checks import Duration
@@ -13,15 +13,30 @@ if TYPE_CHECKING:
 class RetryLater(Exception):
     """Try the message again after *delay* seconds.
 
-    This counts as a failed attempt. Without a delay, the retry policy sets the wait.
+    Args:
+        delay: seconds, or a ``timedelta``; without one the retry policy sets the wait.
+        reason: the text of the error in the message's history.
+        count: whether this is a failed attempt. With False the message is only put off: no attempt is
+            spent, and it is not added to the history. Only the message's ``ttl`` ends this.
     """
 
     delay: float | None = None
+    count: bool = True
 
-    def __init__(self, delay: Duration | None = None, reason: str = "the handler asked for it") -> None:
+    def __init__(
+        self,
+        delay: Duration | None = None,
+        reason: str = "the handler asked for it",
+        *,
+        count: bool = True,
+    ) -> None:
         super().__init__(reason)
-        self.delay = check_seconds("the delay of RetryLater", delay, none="the policy's wait")
+        what = "the delay of RetryLater"
+        if not count and delay is None:  # the policy's waits are for failed attempts
+            raise refusal(what, "seconds >= 0 with count=False", delay)
+        self.delay = check_seconds(what, delay, none="the policy's wait")
         self.reason = reason
+        self.count = count
 
 
 class Reject(Exception):

@@ -6,7 +6,10 @@ import site
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _OWN: Final = f"{Path(__file__).parent}/"
 _LIBRARIES: Final = tuple(
@@ -28,11 +31,32 @@ def trace_of(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_OWN):
-            frames.append((code.co_filename, trace.tb_lineno, code.co_name))
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    own = [frame for frame in frames if not frame[0].startswith(_LIBRARIES)]
-    shown = [f"{_short(file)}:{line} in {name}" for file, line, name in (own or frames)[-_FRAMES:]]
+    frames = [frame for frame in frames if not frame[0].startswith(_OWN)]
+    return _shown(_of_the_user(frames) or frames)
+
+
+def trace_of_stack(frame: FrameType | None, outermost: FrameType | None) -> str:
+    """The frames of the user's code in what a thread executes now, empty if there are none.
+
+    Args:
+        frame: the thread's innermost frame.
+        outermost: the frame to stop at.
+    """
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None:
+        frames.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = None if frame is outermost else frame.f_back
+    return _shown(_of_the_user(frames))
+
+
+def _of_the_user(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+    return [frame for frame in frames if not frame[0].startswith((_OWN, *_LIBRARIES))]
+
+
+def _shown(frames: list[tuple[str, int, str]]) -> str:
+    shown = [f"{_short(file)}:{line} in {name}" for file, line, name in frames[-_FRAMES:]]
     while len(shown) > 1 and len(" > ".join(shown).encode(errors="replace")) > _BYTES:
         del shown[0]
     return " > ".join(shown).encode(errors="replace")[:_BYTES].decode(errors="replace")

@@ -374,6 +374,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     partial(Mixer.settle, verb="extend"): 2,
     partial(Mixer.settle, verb="complete"): 3,
     partial(Mixer.settle, verb="retry"): 3,
+    partial(Mixer.settle, verb="put_off"): 1,
     partial(Mixer.settle, verb="release"): 3,
     partial(Mixer.settle, verb="recover"): 2,
     partial(Mixer.settle, verb="move_to_dlq"): 3,

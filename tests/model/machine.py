@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "release", "move_to_dlq"))
+SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "put_off", "release", "move_to_dlq"))
 DAY: Final = 86400.0
 
 
@@ -221,10 +221,8 @@ class Machine:
                 return Call("start", (topic, picked), {})
             case "complete":
                 return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
-            case "retry":
-                return Call(
-                    "retry", (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {}
-                )
+            case "retry" | "put_off" as verb:
+                return Call(verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
             case "release":
                 return Call("release", (topic, picked), {})
             case "recover":

@@ -473,6 +473,13 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "",
     ),
     Mutant(
+        "put-off-counted-as-retried",
+        "a message that its handler put off is not counted as retried",
+        "retry_message.lua",
+        "count(counters, topic, event, #retried)",
+        "count(counters, topic, 'retried', #retried)",
+    ),
+    Mutant(
         "release-to-the-tail",
         "a released message is the next to be claimed",
         "release_message.lua",

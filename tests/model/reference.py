@@ -213,13 +213,21 @@ class Reference:
         return answer
 
     def retry(self, topic: str, failed: Sequence[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        return self._put_back(topic, failed, "retried")
+
+    def put_off(self, topic: str, rows: Sequence[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        return self._put_back(topic, rows, "put_off")
+
+    def _put_back(
+        self, topic: str, failed: Sequence[tuple[Delivery, float, bytes]], event: str
+    ) -> list[Settled]:
         answer, earliest = self._held(topic, [delivery for delivery, _, _ in failed]), self.earliest()
         for (delivery, delay, body), status in zip(failed, answer, strict=True):
             if status is Settled.DONE:
                 life = self.live[delivery.id]
                 life.body, life.odd_expiry = body, ""
                 self._delay(delivery.id, life, self.now + round(delay * 1000))
-                self._count(topic, "retried")
+                self._count(topic, event)
         self._wake_scheduler(earliest)
         return answer
 

@@ -13,22 +13,23 @@ from mx_rmq import DeadLetters, RedisMessageQueue
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadLetter DeadLetters
+    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadLetter DeadLetters
     EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter LeaseLost Message
     MessageFacts MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk
     NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext
-    ProduceOptions QueueOptions Receipt RedisMessageQueue Reject Retry RetryLater ServerUnavailable
-    StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer WorkerFacts WrongKeyType run
-    run_processes
+    ProduceOptions QueueOptions Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater
+    ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
+    WorkerFacts WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts dlq drain explain find handler has_produce_middleware middleware open
-    override pause produce produce_many produce_middleware purge resume run start stop sync workers
+    audit cancel close config counts dlq explain find handler has_produce_middleware middleware on_dead
+    on_retry open pause
+    produce produce_many produce_middleware purge resume run start stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
     stop_grace socket_timeout patience durability_timeout durability replicas poll dlq_max_age dlq_max_count
-    server_check
+    server_check lifespan
 """
 
 

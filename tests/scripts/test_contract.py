@@ -471,7 +471,16 @@ DRIVES = {
     "retry": Drive(
         "retry_message",
         lambda store: store.retry("orders", [(D1, 1.5, b"b1"), (D2, 0.0, b"b2")]),
-        {"topic": "orders"},
+        {"topic": "orders", "event": "retried"},
+        (
+            {"id": "m1", "token": "1@5", "delay_ms": 1500, "body": b"b1"},
+            {"id": "m2", "token": "2@6", "delay_ms": 0, "body": b"b2"},
+        ),
+    ),
+    "put_off": Drive(
+        "retry_message",
+        lambda store: store.put_off("orders", [(D1, 1.5, b"b1"), (D2, 0.0, b"b2")]),
+        {"topic": "orders", "event": "put_off"},
         (
             {"id": "m1", "token": "1@5", "delay_ms": 1500, "body": b"b1"},
             {"id": "m2", "token": "2@6", "delay_ms": 0, "body": b"b2"},
@@ -557,8 +566,9 @@ def test_every_script_has_one_method_of_the_store_and_every_method_a_script() ->
         if inspect.iscoroutinefunction(member) and not name.startswith("_")
     }
     assert set(DRIVES) == methods
-    # Leases of one topic, of many in one write, and of a worker that vanished.
-    assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, *["extend_lease"] * 2])
+    # Leases of one topic, of many in one write, and of a worker that vanished; failed and put off.
+    shared = ["extend_lease", "extend_lease", "retry_message"]
+    assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, *shared])
 
 
 @for_every_method

@@ -54,6 +54,19 @@ async def test_a_failed_message_waits_with_its_new_body(store: Store, redis: Red
     }
 
 
+async def test_what_is_put_off_waits_as_well_and_is_counted_apart(
+    store: Store, redis: Redis, clock: Clock
+) -> None:
+    m1, _ = await lease(store, "m1", "m2")
+    assert await store.put_off(TOPIC, [(m1, 2.5, b"new body")]) == [Settled.DONE]
+    assert await store.put_off(TOPIC, [(m1, 9.0, b"late")]) == [Settled.STALE]
+    state = await read_state(redis)
+    assert state["payload"]["m1"] == "new body"
+    assert state["delay_tasks"] == {"m1": clock.ms + 2500}
+    assert state["orders:processing"].keys() == {"m2"}
+    assert await count_of(redis) == {"produced": 2, "put_off": 1}
+
+
 async def test_the_others_stay_as_they_are(store: Store, redis: Redis, clock: Clock) -> None:
     m1, m2 = await lease(store, "m1", "m2")
     end = clock.ms + 15_000
@@ -300,7 +313,14 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     async with unchanged(redis):
         with pytest.raises(ResponseError, match=refusal):
             await call(
-                redis, NAME, keys_of(NAME), TOPIC, "m1", m1.token, "5", "again", "m2", m2.token, *last, ""
+                redis,
+                NAME,
+                keys_of(NAME),
+                TOPIC,
+                "retried",
+                *("m1", m1.token, "5", "again"),
+                *("m2", m2.token, *last),
+                "",
             )
 
 

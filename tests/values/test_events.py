@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 PRIVATE = {"payload", "payloads", "body", "raw", "headers", "password", "secret", "url"}
-TOLD = (str, int, float, type(None))
+TOLD = (str, int, float, bool, type(None))
 """What a field is made of; a payload could hide in bytes, or in a field of any type."""
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from math import inf, nan
 from typing import Any
 
 import pytest
 
-from mx_rmq import ConfigError, Retry
+from mx_rmq import ConfigError, Retry, RetryLater
 
 BOOM = RuntimeError("boom")
 
@@ -52,6 +53,16 @@ def test_a_function_decides_by_the_number_of_failures_and_the_error() -> None:
     assert asked == [(2, BOOM)]
 
 
+def test_a_function_may_give_up() -> None:
+    retry = Retry(5, backoff=lambda attempt, error: None if attempt == 2 else 1.0)
+    assert [retry.delay(n, BOOM) for n in (1, 2, 3)] == [1.0, None, 1.0]
+
+
+def test_waits_may_be_timedeltas() -> None:
+    assert _delay(Retry(backoff=lambda attempt, error: timedelta(minutes=1)), 1) == 60
+    assert [_delay(Retry(backoff=[timedelta(seconds=2), 5]), n) for n in (1, 2)] == [2, 5]
+
+
 @pytest.mark.parametrize("answer", [-5, 0])
 def test_a_function_cannot_send_a_message_into_the_past(answer: float) -> None:
     assert _delay(Retry(backoff=lambda *_: answer), 1) == 0
@@ -64,7 +75,7 @@ def test_no_wait_is_longer_than_the_cap(answer: float) -> None:
     assert _delay(Retry(backoff=[100], cap=60), 1) == 60
 
 
-@pytest.mark.parametrize("answer", [None, "soon", nan, 1j])
+@pytest.mark.parametrize("answer", ["soon", nan, 1j, [1]])
 def test_a_function_that_answers_nonsense_leaves_the_waits_exponential(answer: Any) -> None:
     waits = [_delay(Retry(backoff=lambda *_: answer, base=2, cap=30), 2) for _ in range(500)]
     assert 0 <= min(waits) < 2 < max(waits) <= 4
@@ -84,6 +95,33 @@ def test_errors_that_are_never_worth_it_end_the_attempts() -> None:
     assert retry.delay(1, ValueError()) is None
     assert retry.delay(1, KeyError()) is None
     assert retry.delay(1, TypeError()) is not None
+
+
+def test_only_some_errors_may_be_worth_it() -> None:
+    retry = Retry(5, only=(OSError, KeyError))
+    assert retry.delay(1, ConnectionError()) is not None
+    assert retry.delay(1, KeyError()) is not None
+    assert retry.delay(1, ValueError()) is None
+    assert retry.delay(5, ConnectionError()) is None
+
+
+def test_never_wins_over_only() -> None:
+    retry = Retry(5, only=(OSError,), never=(TimeoutError,))
+    assert retry.delay(1, ConnectionError()) is not None
+    assert retry.delay(1, TimeoutError()) is None
+
+
+def test_a_handler_that_asks_for_another_attempt_gets_it() -> None:
+    assert Retry(5, only=(OSError,), never=(Exception,)).delay(1, RetryLater()) is not None
+
+
+@pytest.mark.parametrize("option", ["never", "only"])
+def test_a_class_in_place_of_a_tuple_is_refused_with_what_was_meant(option: str) -> None:
+    options: dict[str, Any] = {option: ValueError}
+    with pytest.raises(ConfigError) as refused:
+        Retry(**options)
+    meant = f"{option} must be a tuple of exception classes, such as (ValueError,), got "
+    assert str(refused.value) == f"{meant}<class 'ValueError'>"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +149,11 @@ def test_errors_that_are_never_worth_it_end_the_attempts() -> None:
         ({"never": ValueError}, "never"),
         ({"never": (ValueError("x"),)}, "never"),
         ({"never": ("ValueError",)}, "never"),
+        ({"never": None}, "never"),
+        ({"only": ("ValueError",)}, "only"),
+        ({"only": [ValueError]}, "only"),
+        ({"only": ()}, "only"),
+        ({"backoff": [timedelta(seconds=-1)]}, "backoff"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], named: str) -> None:

@@ -7,14 +7,24 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import pytest
 
 from mx_rmq import ConfigError, Context, NoHandler, RedisMessageQueue, Reject
-from tests.words import dead, drained, eventually, in_state, is_sound, produce_elsewhere, put_bytes
+from mx_rmq.message import encode_message
+from tests.words import (
+    dead,
+    drained,
+    eventually,
+    in_state,
+    is_sound,
+    message,
+    produce_elsewhere,
+    put_bytes,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -276,6 +286,18 @@ async def test_without_a_timeout_there_is_no_end_of_the_time_that_remains(mq: Re
     await eventually(lambda: remaining == [inf])
 
 
+@pytest.mark.parametrize("timeout", ["30s", 0, -1, nan, True])
+def test_a_timeout_that_is_no_duration_is_refused(timeout: Any) -> None:
+    mq = RedisMessageQueue("embedded://")
+    with pytest.raises(ConfigError) as refused:
+
+        @mq.handler("t", timeout=timeout)
+        async def on_t(payload: int) -> None: ...
+
+    rule = "timeout of topic 't' must be seconds > 0, or None for no limit, got "
+    assert str(refused.value) == rule + repr(timeout)
+
+
 async def test_every_delivery_has_a_token_of_its_own(mq: RedisMessageQueue) -> None:
     tokens: list[str] = []
     attempts: list[int] = []
@@ -292,6 +314,39 @@ async def test_every_delivery_has_a_token_of_its_own(mq: RedisMessageQueue) -> N
     await in_state(mq, "A1", "gone")
     assert len(set(tokens)) == 3
     assert attempts == [1, 2, 3]
+
+
+async def test_a_handler_knows_its_last_attempt(mq: RedisMessageQueue) -> None:
+    last: dict[str, list[tuple[int, int, bool]]] = {"t": [], "once": []}
+
+    async def fails(payload: int, ctx: Context) -> None:
+        last[ctx.topic].append((ctx.attempt, ctx.max_attempts, ctx.is_last))
+        raise ValueError
+
+    mq.handler("t", retry=_often(3))(fails)
+    mq.handler("once", retry=_often(1))(fails)
+    for topic in last:
+        await mq.produce(topic, 1, message_id=topic)
+    await mq.start()
+    for topic in last:
+        await dead(mq, topic)
+    assert last["t"] == [(1, 3, False), (2, 3, False), (3, 3, True)]
+    assert last["once"] == [(1, 1, True)]
+
+
+async def test_crashes_of_workers_do_not_make_an_attempt_the_last(
+    mq: RedisMessageQueue, redis: Redis
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    @mq.handler("t", retry=_often(3))
+    async def on_t(payload: int, ctx: Context) -> None:
+        seen.append((ctx.attempt, ctx.is_last))
+
+    crashed = message(1, id="A1", topic="t", attempts=1, crashes=2)
+    await put_bytes(redis, "A1", encode_message(crashed))
+    await mq.start()
+    await eventually(lambda: seen == [(4, False)])
 
 
 async def test_the_fence_grows_with_every_delivery_of_an_id(mq: RedisMessageQueue) -> None:

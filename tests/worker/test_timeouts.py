@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
@@ -180,15 +181,31 @@ async def test_a_handler_may_extend_again_and_again_but_not_when_it_is_too_late(
     assert len(errors) == 1
 
 
-@pytest.mark.parametrize("seconds", [0, -1, nan])
-async def test_extend_wants_seconds(mq: RedisMessageQueue, seconds: float) -> None:
+async def test_extend_takes_a_timedelta(mq: RedisMessageQueue) -> None:
+    remaining: list[float] = []
+
+    @mq.handler("t", timeout=timedelta(seconds=30))
+    async def on_t(payload: int, ctx: Context) -> None:
+        remaining.append(ctx.remaining)
+        ctx.extend(timedelta(minutes=1))
+        remaining.append(ctx.remaining)
+
+    await mq.start()
+    await mq.produce("t", 1)
+    await eventually(lambda: len(remaining) == 2)
+    assert 25 < remaining[0] <= 30 < 55 < remaining[1] <= 60
+
+
+@pytest.mark.parametrize("seconds", [0, -1, nan, "30s", None, True, timedelta(0)])
+async def test_extend_wants_seconds(mq: RedisMessageQueue, seconds: Any) -> None:
     errors: list[Any] = []
 
     @mq.handler("t")
     async def on_t(payload: int, ctx: Context) -> None:
         before = ctx.remaining
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as refused:
             ctx.extend(seconds)
+        assert str(refused.value) == f"the time for extend() must be seconds > 0, got {seconds!r}"
         errors.append(before - ctx.remaining)
 
     await mq.start()

@@ -11,7 +11,7 @@ import pytest
 from mx_rmq import InvalidPayload, Reject, Retry, RetryLater, UnreadableMessage
 from mx_rmq.message import Death, Message, decode_death, decode_message, encode_death
 from mx_rmq.worker import outcome
-from mx_rmq.worker.outcome import Again, Died, Done, Returned, Run
+from mx_rmq.worker.outcome import Again, Died, Done, Later, Returned, Run
 
 TWICE = Retry(2, backoff="fixed", base=3)
 RUN = Run(at=1000.12345, worker="w1", took=0.5)
@@ -92,6 +92,21 @@ def test_retry_later_is_an_attempt_like_any_other() -> None:
     assert death_of(failed(RetryLater(0.5, "busy"), 2)) == expected
 
 
+def test_retry_later_with_a_delay_asks_no_function() -> None:
+    retry = Retry(2, backoff=lambda attempt, error: None)
+    verdict = outcome.ended(message(), RetryLater(5), RUN, retry)
+    assert isinstance(verdict, Again)
+    assert verdict.delay == 5
+    assert death_of(outcome.ended(message(), KeyError(), RUN, retry)).reason == "failed"
+
+
+def test_what_is_put_off_spends_no_attempt() -> None:
+    verdict = outcome.ended(message(1, put_off=2), RetryLater(5, count=False), RUN, Retry(1))
+    assert isinstance(verdict, Later)
+    stored = decode_message(verdict.body)
+    assert (verdict.delay, stored.attempts, stored.put_off, stored.history) == (5, 1, 3, [])
+
+
 @pytest.mark.parametrize("delay", ["1", nan, inf, 1e12, -1, True])
 def test_retry_later_takes_seconds_only(delay: Any) -> None:
     with pytest.raises(ValueError, match=r"delay of RetryLater must be seconds >= 0, or None"):
@@ -140,6 +155,16 @@ def test_a_timeout_is_a_failed_attempt() -> None:
     verdict = outcome.timed_out(message(), RUN, TWICE)
     assert isinstance(verdict, Again)
     assert verdict.error == "TimeoutError: the handler timed out after 0.5 s"
+    assert isinstance(verdict.raised, TimeoutError)
+
+
+def test_a_timeout_is_where_the_handler_was_stopped() -> None:
+    try:
+        raise KeyError
+    except KeyError as error:
+        verdict = outcome.timed_out(message(), RUN, TWICE, error)
+    assert isinstance(verdict, Again)
+    assert "test_verdicts.py" in verdict.place
 
 
 # -- it must not run

@@ -312,7 +312,7 @@ async def _replay(
             continue
         if payload is not _NOT_GIVEN:
             message.payload = encode_payload(payload)
-        message.attempts = message.crashes = message.unbegun = 0
+        message.attempts = message.crashes = message.unbegun = message.put_off = 0
         message.replays += 1
         new = NewMessage(id_, encode_message(message))
         if payload is not _NOT_GIVEN:

@@ -90,6 +90,12 @@ class Inspector:
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in a sentence."""
         facts = await self.find(id_)
+        said = await self._explain(id_, facts)
+        put_off = facts.message.put_off if facts.message else 0
+        times = f"{put_off} time{'' if put_off == 1 else 's'}"
+        return f"{said}; put off {times} by its handler" if put_off else said
+
+    async def _explain(self, id_: str, facts: MessageFacts) -> str:
         name = f"message {id_} of topic {facts.topic!r}"
         match facts.state:
             case "gone":
@@ -185,6 +191,7 @@ def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:
         one.completed + other.completed,
         one.retried + other.retried,
         one.dead + other.dead,
+        one.put_off + other.put_off,
     )
 
 

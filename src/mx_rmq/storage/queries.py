@@ -50,6 +50,8 @@ class TopicCounts:
     completed: int = 0
     retried: int = 0
     dead: int = 0
+    put_off: int = 0
+    """By their handlers, with ``RetryLater(…, count=False)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Queries:
                 pending += await self._command("LLEN", self._keys.of_topic(topic, part))
             count = {
                 event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
-                for event in ("produced", "completed", "retried", "dead")
+                for event in ("produced", "completed", "retried", "dead", "put_off")
             }
             stale = _whole(counters.get((topic + STALE_COUNTER).encode(), b"0"))
             pending = max(0, pending - stale)

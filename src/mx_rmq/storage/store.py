@@ -179,8 +179,17 @@ class Store:
 
     async def retry(self, topic: str, failed: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
         """Try messages again after the given seconds, with their new bodies."""
-        args: list[Any] = [topic]
-        for delivery, delay, body in failed:
+        return await self._delay(topic, "retried", failed)
+
+    async def put_off(self, topic: str, rows: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
+        """Delay messages as ``retry`` does, for handlers that did not fail."""
+        return await self._delay(topic, "put_off", rows)
+
+    async def _delay(
+        self, topic: str, event: str, rows: Iterable[tuple[Delivery, float, bytes]]
+    ) -> list[Settled]:
+        args: list[Any] = [topic, event]
+        for delivery, delay, body in rows:
             args += (delivery.id, delivery.token, _ms(delay), body)
         return _statuses(Settled, await self._run("retry_message", args, topic))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from mx_rmq.checks import is_number, refusal
+from mx_rmq.checks import check_seconds
 from mx_rmq.errors import LeaseLost
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from mx_rmq.checks import Duration
     from mx_rmq.worker.holdings import Job
 
 
@@ -40,6 +43,24 @@ class Context:
         return self._message.attempts + self._message.crashes + 1
 
     @property
+    def max_attempts(self) -> int:
+        """How many attempts may fail, by the handler's retry policy."""
+        return self._job.handler.retry.max_attempts
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the message is dead if this attempt fails, by ``max_attempts``.
+
+        Attempts that ended with a crash of the worker do not count towards ``max_attempts``.
+        """
+        return self._message.attempts + 1 >= self.max_attempts
+
+    @property
+    def state(self) -> Any:
+        """What the queue's ``lifespan`` yielded, None without one."""
+        return self._job.holdings.state
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """The headers that the producer sent with the payload."""
         return self._message.headers
@@ -65,29 +86,31 @@ class Context:
     @property
     def remaining(self) -> float:
         """Seconds until the handler times out, ``inf`` if it has no timeout."""
-        return self._job.deadline - self._job.loop.time()
+        return self._job.deadline - monotonic()
 
     @property
     def lost(self) -> asyncio.Event:
         """Set when the message belongs to another worker; the result of this handler is then ignored."""
         return self._job.lost_event
 
-    def extend(self, seconds: float) -> None:
-        """Replace the rest of the timeout by *seconds* from now; works in threads too.
+    def extend(self, seconds: Duration) -> None:
+        """Replace the rest of the timeout by *seconds* (or a ``timedelta``) from now, ``inf`` for no timeout.
 
-        In a batch this applies to all messages.
+        Works in threads too. In a batch this applies to all messages.
 
         Raises:
+            ConfigError: this is no duration.
             LeaseLost: too late, the handler has timed out or the message belongs to another worker.
         """
-        if not is_number(seconds) or not seconds > 0:
-            raise refusal("the time for extend()", "seconds > 0", seconds)
-        if self._job.end is not None:
+        allowed: float = inf
+        if seconds != inf:
+            allowed = check_seconds("the time for extend()", seconds, above=0.0)
+        if self._job.end is not None or self.remaining <= 0:
             raise LeaseLost(
                 f"message {self.message_id} of topic {self.topic!r} cannot be extended: "
                 "its handler timed out, or another worker has it"
             )
-        self._job.extend(seconds)
+        self._job.extend(allowed)
 
     def __repr__(self) -> str:
         return f"<Context {self.topic} {self.message_id} attempt {self.attempt}>"

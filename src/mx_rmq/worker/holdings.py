@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ class End(Enum):
 class Holdings:
     """The deliveries that one worker holds on one shard."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, state: Any = None) -> None:
         self.shard = shard
+        self.state = state
+        """What the lifespan yielded; handlers find it in their context."""
         self.jobs: set[Job] = set()
         """Also read by the lease keeper's thread."""
         self.present_until = inf
@@ -101,7 +104,7 @@ class Job:
         """When the lease is over at the earliest, by the loop's clock; no handler begins after that."""
         self.started_at = 0.0
         self.took = 0.0
-        """How long its handler ran; measured for the events of completed messages only."""
+        """How long its handler ran, once it has ended."""
         self.end: End | None = None
         self.verdict: Verdict | None = None
         """How it ends, once that is known."""
@@ -121,17 +124,32 @@ class Job:
         timeout = self.handler.timeout
         self.deadline = inf if timeout is None else self.started_at + timeout
 
-    def finish(self) -> None:
-        """Note that the handler has ended, so that its runner is not cancelled any more."""
+    def finish(self, now: float) -> None:
+        """Note that the handler has ended, so that its runner is not cancelled any more.
+
+        If it ended past its deadline, it timed out: it blocked the loop, so that nothing could stop it.
+        """
+        self.took = now - self.started_at
+        if self.deadline <= now and self.end is None:
+            self.end = End.TIMEOUT
         self._runner = None
         self._batch = ()
         self.deadline = inf
 
     def extend(self, seconds: float) -> None:
         """Give the handler *seconds* from now; the jobs of a batch share one call and its deadline."""
-        deadline = self.loop.time() + seconds
+        deadline = monotonic() + seconds
         for job in self._batch:
             job.deadline = deadline
+
+    @property
+    def ended_at(self) -> float | None:
+        """When its handler ended, by the loop's clock; None if it has not."""
+        return self.started_at + self.took if self.took else None
+
+    def runs_in(self, task: asyncio.Task[Any]) -> bool:
+        """Whether its handler is being called in *task*."""
+        return self._runner is task
 
     def stop(self, end: End) -> None:
         """Stop the handler if it runs, or keep it from beginning."""

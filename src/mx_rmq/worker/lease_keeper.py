@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 from mx_rmq import events
 from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable, StoreError, WrongKeyType
 from mx_rmq.limits import BATCH
+from mx_rmq.message import decode_message
 from mx_rmq.storage.blocking import run_blocking
 from mx_rmq.storage.contract import Settled
+from mx_rmq.worker import outcome
 from mx_rmq.worker.holdings import End
-from mx_rmq.worker.outcome import RETURNED
-from mx_rmq.worker.settler import name_of, settle
+from mx_rmq.worker.outcome import RETURNED, Run
+from mx_rmq.worker.presence import REGISTER
+from mx_rmq.worker.settler import announce, name_of, settle
 from mx_rmq.worker.surplus import give_back
 
 if TYPE_CHECKING:
@@ -31,14 +34,15 @@ if TYPE_CHECKING:
     from mx_rmq.storage.blocking import BlockingConnections
     from mx_rmq.storage.store import Store
     from mx_rmq.worker.holdings import Holdings, Job
+    from mx_rmq.worker.hooks import Hooks
     from mx_rmq.worker.outcome import Verdict
+    from mx_rmq.worker.presence import Presence
+    from mx_rmq.worker.pulse import Pulse
     from mx_rmq.worker.ready import ReadyJobs
     from mx_rmq.worker.settler import Settler
 
 _TICK = 0.5
 """Seconds between two checks of the loop, and between two attempts while the server is unreachable."""
-_HANG = 1.0
-"""Seconds without a response after which the loop counts as hanging."""
 
 
 class LeaseKeeper:
@@ -46,15 +50,19 @@ class LeaseKeeper:
 
     Args:
         settlers: what the worker holds, and how the loop settles it.
+        presences: the worker's registration on each shard.
         ready: the jobs that have not begun.
+        pulse: whether the loop responds.
         config: of the queue.
-        loop: the event loop to watch; the jobs use its clock.
+        loop: the event loop; the jobs use its clock.
     """
 
     def __init__(
         self,
         settlers: Mapping[Holdings, Settler],
+        presences: Mapping[Holdings, Presence],
         ready: ReadyJobs,
+        pulse: Pulse,
         config: Config,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -64,9 +72,12 @@ class LeaseKeeper:
         # In a loop that hangs longer than this, the lease of a handler without a timeout is not extended.
         self._longest_hang = max(config.patience, 4 * config.lease)
         self._loop = loop
-        self._pulse = _Pulse(loop)
+        self._pulse = pulse
         self._stopping = threading.Event()
-        self._keepers = [_Keeper(holdings, config, self._stopping) for holdings in settlers]
+        self._keepers = [
+            _Keeper(holdings, settler.hooks, presences[holdings], config, self._stopping)
+            for holdings, settler in settlers.items()
+        ]
         self._slow = False
         self._thread = threading.Thread(target=self._run, name="mx-rmq-leases", daemon=True)
 
@@ -88,7 +99,7 @@ class LeaseKeeper:
             try:
                 hangs = self._pulse.hangs()
                 if (began := monotonic()) >= due:
-                    lasts = not hangs or began - self._pulse.silent_since < self._longest_hang
+                    lasts = not hangs or began - self._pulse.beat_at < self._longest_hang
                     kept = [keeper.extend(without_timeout=lasts) for keeper in self._keepers]
                     # Counted from the beginning of the round, so that a slow round does not delay the next.
                     due = began + (third if all(kept) else min(third, _TICK))
@@ -112,7 +123,7 @@ class LeaseKeeper:
 
     def _stand_in(self) -> None:
         """Give back and settle jobs in place of a loop that hangs."""
-        silent_since = self._pulse.silent_since
+        silent_since = self._pulse.beat_at
         jobs = self._ready.take_back(monotonic())
         tell(self._loop, self._ready.forget_ready, len(jobs))
         for job in jobs:
@@ -120,40 +131,29 @@ class LeaseKeeper:
         tell(self._loop, give_back, self._settlers, jobs)  # done by the loop if it recovers first
         done: Counter[str] = Counter()
         for keeper in self._keepers:
+            keeper.time_out()
             done += keeper.settle(jobs)
+            keeper.stay_present()
         if done:
             seconds = round(monotonic() - silent_since, 1)
             events.emit(events.LoopHangs(seconds=seconds, settled=dict(done)))
 
 
-class _Pulse:
-    """Whether the loop responds: it is asked again and again to run a callback."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._asked_at: float | None = None
-        self.silent_since = 0.0
-        """When the loop was asked to run the callback that it has not run; valid only while it hangs."""
-
-    def hangs(self) -> bool:
-        """Whether the last callback is overdue; asks for the next one."""
-        asked_at = self._asked_at
-        if asked_at is None:
-            self._asked_at = monotonic()
-            tell(self._loop, self._beat)
-            return False
-        self.silent_since = asked_at
-        return monotonic() - asked_at >= _HANG
-
-    def _beat(self) -> None:
-        self._asked_at = None
-
-
 class _Keeper:
     """Extends the leases on one shard, over its own connection."""
 
-    def __init__(self, holdings: Holdings, config: Config, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        hooks: Hooks,
+        presence: Presence,
+        config: Config,
+        stopping: threading.Event,
+    ) -> None:
         self._holdings = holdings
+        self._hooks = hooks
+        self._presence = presence
+        self._present_at = -inf
         self._lease = config.lease
         self._patience = config.patience
         self._stopping = stopping
@@ -230,6 +230,26 @@ class _Keeper:
             for start in range(0, len(jobs), BATCH)
         ]
 
+    def time_out(self) -> None:
+        """Judge handlers that run past their deadline: the loop, which would stop them, hangs."""
+        now = monotonic()
+        for job in list(self._holdings.jobs):
+            if job.deadline > now or job.verdict is not None or job.end not in (None, End.TIMEOUT):
+                continue
+            run = Run(self._holdings.server_time(job.started_at), self._presence.worker, now - job.started_at)
+            # Decoded anew, because the handler reads its own copy.
+            verdict = outcome.timed_out(decode_message(job.delivery.body), run, job.handler.retry)
+            job.verdict = verdict
+            tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
+            announce(job.delivery, verdict)
+
+    def stay_present(self) -> None:
+        """Register the worker, which the loop cannot do; others must not take it for vanished."""
+        if (now := monotonic()) - self._present_at >= REGISTER:
+            with suppress(MxRmqError):  # tried again at the next tick
+                run_blocking(self._presence.stay(self._store))
+                self._present_at = now
+
     def settle(self, given_back: Iterable[Job]) -> Counter[str]:
         """Settle jobs with a verdict that the loop has not settled; returns how many by kind of verdict.
 
@@ -250,7 +270,7 @@ class _Keeper:
                     job.is_settling = True
                 try:
                     # A refused job was settled by the loop just before it hung, or is another worker's now.
-                    run_blocking(settle(self._store, topic, some))
+                    statuses = run_blocking(settle(self._store, topic, some))
                 except MxRmqError as error:  # tried again at the next tick; leases last for ``patience``
                     events.emit(
                         events.SettleDelayed(
@@ -262,7 +282,9 @@ class _Keeper:
                 for job, _ in some:
                     job.is_settled = True
                 done[name_of(kind)] += len(some)
-                tell(some[0][0].loop, self._holdings.forget, [job for job, _ in some])
+                loop = some[0][0].loop
+                tell(loop, self._holdings.forget, [job for job, _ in some])
+                tell(loop, self._hooks.accepted, some, statuses)
         return done
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, UnreadableMessage
@@ -16,7 +16,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.worker import outcome
 from mx_rmq.worker.calm import Calm
 from mx_rmq.worker.outcome import Again, Returned, Run, Verdict
-from mx_rmq.worker.presence import Presence, is_monitor, monitor_of
+from mx_rmq.worker.presence import is_monitor, monitor_of
 from mx_rmq.worker.service import Service
 from mx_rmq.worker.settler import announce, settle
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mx_rmq.retry import Retry
     from mx_rmq.storage.contract import Overdue, Takeover
     from mx_rmq.worker.holdings import Holdings
+    from mx_rmq.worker.hooks import Hooks
+    from mx_rmq.worker.presence import Presence
 
 _INTERVAL = 0.5
 _BATCH: Final = 200
@@ -41,8 +43,8 @@ class Monitor(Service):
     Args:
         holdings: what the worker holds on the shard.
         config: of the queue.
-        worker: the worker's name.
-        facts: what the worker publishes about itself.
+        presence: of the worker on the shard.
+        hooks: called for what the server accepted.
         retries: the retry policy of each topic that has a handler here.
         on_recovered: called with a topic in which messages were recovered. Their wake token may go to a
             worker that stands still, and the messages have waited long enough.
@@ -52,22 +54,24 @@ class Monitor(Service):
         self,
         holdings: Holdings,
         config: Config,
-        worker: str,
-        facts: Mapping[str, Any],
+        presence: Presence,
+        hooks: Hooks,
         retries: Mapping[str, Retry],
         on_recovered: Callable[[str], None],
     ) -> None:
         super().__init__("monitor", holdings.shard.availability)
         self._on_recovered = on_recovered
-        self._worker = worker
+        self._hooks = hooks
         self._store = holdings.shard.store
         self._config = config
         self._retries = retries
-        self._presence = Presence(holdings, config, worker, facts)
+        self._presence = presence
         # The next call settles a take-over. If this worker dies in between, others must not wait long.
         self._lease = min(config.lease, max(_SHORTEST, config.lease / 4))
         self._batch = _BATCH
         self._has_looked = False
+        self.introduced = asyncio.Event()
+        """Set when the worker is registered, or that was tried."""
         self._calm = Calm(config, asyncio.get_running_loop().time)
         self._kept_house_at = -inf
         self.turn = asyncio.Lock()
@@ -80,7 +84,10 @@ class Monitor(Service):
 
     async def _step(self) -> float:
         if not self._has_looked:  # learn which workers are connected before any is blamed
-            await self._presence.step(recover=False)
+            try:
+                await self._presence.step(recover=False)
+            finally:
+                self.introduced.set()
             self._has_looked = True
         overdue = await self._take_over()
         for id_ in overdue.poisoned:
@@ -101,7 +108,7 @@ class Monitor(Service):
             overdue = await self._store.take_over(
                 self._batch,
                 lease=self._lease,
-                holder=monitor_of(self._worker),
+                holder=monitor_of(self._presence.worker),
                 before=self._calm.bound(),
             )
         except MxRmqError as error:
@@ -124,7 +131,9 @@ class Monitor(Service):
             events.emit(events.MessagesRecovered(topic=topic, messages=len(ids), previous=previous, ids=ids))
         statuses: list[Settled] = []
         for (topic, kind), items in groups.items():
-            statuses += await settle(self._store, topic, items)
+            settled = await settle(self._store, topic, items)
+            self._hooks.accepted(items, settled)
+            statuses += settled
             if kind is Returned:
                 self._on_recovered(topic)
         if Settled.STALE in statuses:  # it took too long, as large bodies do on a slow line
@@ -177,7 +186,7 @@ class Monitor(Service):
             own = [
                 Delivery(id_, topic, lease.token, b"", inf)
                 for id_, lease in (await queries.leases(topic)).items()
-                if lease.holder == self._worker
+                if lease.holder == self._presence.worker
             ]
             for start in range(0, len(own), BATCH):
                 await self._store.extend(topic, own[start : start + BATCH], lease=self._config.lease)

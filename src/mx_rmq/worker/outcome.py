@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mx_rmq.message import Death, PastAttempt, describe, encode_message, text_of
 from mx_rmq.raised import Reject, RetryLater
@@ -12,6 +12,7 @@ from mx_rmq.traces import place_of, trace_of
 if TYPE_CHECKING:
     from mx_rmq.message import Message, Reason
     from mx_rmq.retry import Retry
+    from mx_rmq.storage.contract import Delivery
 
 _UNBEGUN: Final = 10
 """Times ``crash_limit``: after this many lost workers a message that was never seen to begin is dead too."""
@@ -38,6 +39,16 @@ class Again:
     """How long the handler ran."""
     place: str = ""
     """The last frame of the user's code."""
+    raised: BaseException | None = field(default=None, compare=False)
+    """The error itself, for its traceback and for hooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The handler put the message off; it runs again after a delay, and no attempt is counted."""
+
+    delay: float
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class Died:
     attempts: int = 0
     may_quote: bool = False
     """Whether the error's text may quote the payload, so that it must not be logged."""
+    raised: BaseException | None = field(default=None, compare=False)
+    """The error itself, if there is one, for its traceback and for hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +78,19 @@ class Lost:
     """The message belongs to another worker now; nothing is sent to the server."""
 
 
-Verdict = Done | Again | Died | Returned | Lost
+Verdict = Done | Again | Later | Died | Returned | Lost
 
 DONE: Final = Done()
 RETURNED: Final = Returned()
 LOST: Final = Lost()
+
+
+class Held(Protocol):
+    """A job of a runner, or a message that a monitor took over."""
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery to settle."""
 
 
 class Run(NamedTuple):
@@ -85,12 +106,12 @@ class Run(NamedTuple):
 
 def unreadable(error: Exception) -> Died:
     """The stored bytes are not a message."""
-    return Died(_death_by("unparsable", error), may_quote=True)
+    return Died(_death_by("unparsable", error), may_quote=True, raised=error)
 
 
 def unfit(error: Exception) -> Died:
     """The payload does not fit the handler's type."""
-    return Died(_death_by("invalid", error), may_quote=True)
+    return Died(_death_by("invalid", error), may_quote=True, raised=error)
 
 
 def expired(message: Message, body: bytes = b"") -> Died:
@@ -106,29 +127,47 @@ def succeeded(message: Message) -> Done:
     return DONE if message.dedup_for is None else Done(message.dedup_for)
 
 
+def ended(message: Message, error: BaseException, run: Run, retry: Retry) -> Again | Later | Died:
+    """The handler raised *error*, which may be a request to put the message off."""
+    if isinstance(error, RetryLater) and not error.count and error.delay is not None:
+        message.put_off += 1
+        return Later(error.delay, encode_message(message))
+    return failed(message, error, run, retry)
+
+
 def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Again | Died:
-    """The handler raised *error*; the attempt is added to the message's history."""
+    """The handler failed with *error*; the attempt is added to the message's history."""
     message.attempts += 1
     attempt, trace = message.attempts, trace_of(error)
     place = place_of(trace)
     if isinstance(error, Reject):
         said = text_of(error)
         death = Death(reason="rejected", error=said, kind=Reject.__name__, place=place)
-        return Died(death, _history(message, run, said, trace), attempt)
+        return Died(death, _history(message, run, said, trace), attempt, raised=error)
     said = describe(error)
     body = _history(message, run, said, trace)
-    delay = retry.delay(attempt, error)
-    if delay is None:
-        return Died(Death(reason="failed", error=said, kind=type(error).__name__, place=place), body, attempt)
+    delay: float | None
     if isinstance(error, RetryLater) and error.delay is not None:
-        delay = error.delay
-    return Again(delay, said, body, attempt, retry.max_attempts, run.took, place)
+        delay = error.delay if attempt < retry.max_attempts else None
+    else:
+        delay = retry.delay(attempt, error)
+    if delay is None:
+        death = Death(reason="failed", error=said, kind=type(error).__name__, place=place)
+        return Died(death, body, attempt, raised=error)
+    return Again(delay, said, body, attempt, retry.max_attempts, run.took, place, raised=error)
 
 
-def timed_out(message: Message, run: Run, retry: Retry) -> Again | Died:
-    """The handler was stopped at its timeout."""
+def timed_out(message: Message, run: Run, retry: Retry, raised: BaseException | None = None) -> Again | Died:
+    """The handler ran past its timeout.
+
+    Args:
+        message: the message.
+        run: when and where.
+        retry: the handler's policy.
+        raised: what ended the handler; its traceback shows where the handler was stopped.
+    """
     error = TimeoutError(f"the handler timed out after {run.took:.3g} s")
-    return failed(message, error, run, retry)
+    return failed(message, error.with_traceback(raised.__traceback__ if raised else None), run, retry)
 
 
 # -- the lease ran out

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
     from mx_rmq.config import Config
+    from mx_rmq.storage.store import Store
     from mx_rmq.worker.holdings import Holdings
 
-_REGISTER = 5.0
+REGISTER: Final = 5.0
+"""Seconds between two registrations of a worker."""
 _MONITOR: Final = ".monitor"
 
 
@@ -48,10 +50,11 @@ class Presence:
         self._connection = holdings.shard.connection
         self._store = holdings.shard.store
         self._queries = Queries(self._store)
-        self._worker = worker
+        self.worker = worker
+        """The worker's name."""
         self._grace = config.recovery_grace
         # A worker that has not registered for this long has no lease left.
-        self._silence = max(SILENCE, config.lease + _REGISTER)
+        self._silence = max(SILENCE, config.lease + REGISTER)
         self._facts = dict(facts)
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
@@ -79,7 +82,7 @@ class Presence:
         self._recovers = recover
         if self._grace is not None and self._connection.number != self._known:
             await self._identify()
-        if self._loop.time() - self._said_at >= _REGISTER:
+        if self._loop.time() - self._said_at >= REGISTER:
             await self.register()
         if self._grace is not None and self._own is not None:
             try:
@@ -88,9 +91,16 @@ class Presence:
                 self._cannot(error)
         return False
 
+    async def stay(self, store: Store) -> None:
+        """Register this worker over another connection; the lease keeper's thread does so if the loop hangs.
+
+        Otherwise the worker would count as gone though its process lives, and its messages as crashed.
+        """
+        await store.register_worker(self.worker, self._said, silence=self._silence)
+
     async def leave(self) -> None:
         """Remove this worker's registration."""
-        await self._store.register_worker(self._worker, b"", silence=self._silence)
+        await self._store.register_worker(self.worker, b"", silence=self._silence)
 
     def pause(self, most: float) -> float:
         """How long to wait for the next step, at most *most* seconds."""
@@ -145,7 +155,7 @@ class Presence:
     async def register(self) -> None:
         """Register this worker as living."""
         self._said_at = self._loop.time()
-        await self._store.register_worker(self._worker, self._said, silence=self._silence)
+        await self._store.register_worker(self.worker, self._said, silence=self._silence)
         self._seen_at(self._said_at)
 
     def _seen_at(self, at: float) -> None:
@@ -157,7 +167,7 @@ class Presence:
         """Find workers whose connection is gone, and recover from those gone for *grace* seconds."""
         asked_at = self._loop.time()
         registered = await self._queries.registered()
-        known = registered.get(self._worker) == self._said
+        known = registered.get(self.worker) == self._said
         if not known:  # another worker removed it as vanished, or the server was emptied
             await self.register()
         ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import nullcontext, suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import events
@@ -118,7 +119,7 @@ class Runner:
         Returns the others, and whether one of them was leased before and never settled. If that happens
         again, it matters whether it had begun.
         """
-        now = self._loop.time()
+        now = monotonic()  # not loop.time(): uvloop reads the clock once a turn
         fit: list[Job] = []
         suspect = False
         for job in jobs:
@@ -166,31 +167,30 @@ class Runner:
             fork.leave(ends[0] if ends else None)
         if task.cancelling() and jobs[0].end is None and self._ending():
             raise asyncio.CancelledError  # the program ends; nothing can be settled any more
+        now = monotonic()
         for n, job in enumerate(jobs):
-            job.finish()
-            raised = None if ends is None else ends[n]
-            self._settle(job, self._judge(job, raised), raised)
+            job.finish(now)
+            # The lease keeper's thread may have judged it while the loop was blocked.
+            self._settle(job, job.verdict or self._judge(job, None if ends is None else ends[n]))
 
     def _judge(self, job: Job, error: BaseException | None) -> Verdict:
         """The verdict on a job whose handler returned, or ended with *error*."""
         message, end = job.message, job.end
         assert message is not None
         if end is None and error is None:
-            if events.heard(events.MessageCompleted):
-                job.took = self._loop.time() - job.started_at
             return outcome.succeeded(message)
         if end is not None and end is not End.TIMEOUT:
             return _abandoned(end)
-        took = self._loop.time() - job.started_at
-        run = Run(job.holdings.server_time(job.started_at), self._worker, took)
+        run = Run(job.holdings.server_time(job.started_at), self._worker, job.took)
         if end is End.TIMEOUT or error is None:
-            return outcome.timed_out(message, run, job.handler.retry)
-        return outcome.failed(message, error, run, job.handler.retry)
+            # In a thread the handler is elsewhere than the call that waits for it.
+            return outcome.timed_out(message, run, job.handler.retry, error if job.handler.is_async else None)
+        return outcome.ended(message, error, run, job.handler.retry)
 
-    def _settle(self, job: Job, verdict: Verdict, error: BaseException | None = None) -> None:
-        if job in job.holdings.jobs:  # else the worker has stopped and given it up
-            if not isinstance(verdict, Done):
-                announce(job.delivery, verdict, error)
+    def _settle(self, job: Job, verdict: Verdict) -> None:
+        if job in job.holdings.jobs:  # else the worker has stopped and given it up, or it is settled
+            if not isinstance(verdict, Done) and verdict is not job.verdict:
+                announce(job.delivery, verdict)
             self._settlers[job.holdings].put(job, verdict)
 
     # -- messages that may have crashed workers
@@ -205,7 +205,7 @@ class Runner:
         last_chance = crashes > 0 and crashes + 1 >= self._config.crash_limit
         async with self._ready.alone() if last_chance else nullcontext():
             await self._note_start(jobs)
-            now = self._loop.time()
+            now = monotonic()
             fit = [job for job in jobs if job.end is None]
             for job in jobs:
                 job.started_at = now

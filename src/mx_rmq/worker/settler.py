@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, WrongKeyType
@@ -15,7 +15,7 @@ from mx_rmq.message import encode_death
 from mx_rmq.storage.batching import Batcher
 from mx_rmq.storage.contract import Settled
 from mx_rmq.storage.resend import resend
-from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Lost, Returned, Verdict
+from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Later, Lost, Returned, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,17 +23,11 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import Delivery
     from mx_rmq.storage.store import Store
     from mx_rmq.worker.holdings import Holdings, Job
+    from mx_rmq.worker.hooks import Hooks
+    from mx_rmq.worker.outcome import Held
 
 Item = tuple["Job", Verdict]
 Kind = type[Verdict]
-
-
-class Held(Protocol):
-    """A job of a runner, or a message that a monitor took over."""
-
-    @property
-    def delivery(self) -> Delivery:
-        """The delivery to settle."""
 
 
 async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]) -> list[Settled]:
@@ -45,6 +39,9 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
         case Again():
             again = cast("Sequence[tuple[Held, Again]]", items)
             return await store.retry(topic, [(held.delivery, how.delay, how.body) for held, how in again])
+        case Later():
+            later = cast("Sequence[tuple[Held, Later]]", items)
+            return await store.put_off(topic, [(held.delivery, how.delay, how.body) for held, how in later])
         case Died():
             died = cast("Sequence[tuple[Held, Died]]", items)
             rows = [(held.delivery, how.body, encode_death(how.death)) for held, how in died]
@@ -66,10 +63,12 @@ class Settler:
         holdings: what the worker holds there.
         patience: how long to try while the server is unreachable or refuses; after that the lease runs
             out and the message is delivered again.
+        hooks: called for what the server accepted.
     """
 
-    def __init__(self, holdings: Holdings, patience: float) -> None:
+    def __init__(self, holdings: Holdings, patience: float, hooks: Hooks) -> None:
         self._holdings = holdings
+        self.hooks = hooks
         self._store = holdings.shard.store
         self._patience = patience
         self._batchers: dict[tuple[Kind, str], Batcher[Item, None]] = {}
@@ -81,7 +80,7 @@ class Settler:
         kind, topic = type(verdict), job.delivery.topic
         batcher = self._batchers.get((kind, topic))
         if batcher is None:
-            weigh = _weight if kind in (Again, Died) else None
+            weigh = _weight if kind in (Again, Later, Died) else None
             batcher = self._batchers[kind, topic] = Batcher(partial(self._settle, topic), weigh=weigh)
         batcher.put((job, verdict))
 
@@ -126,6 +125,7 @@ class Settler:
                 call = partial(settle, self._store, topic, unsettled)
                 statuses = await resend(call, patience=self._patience, passes=_may_pass)
                 _tell(unsettled, statuses)
+                self.hooks.accepted(unsettled, statuses)
         except Exception as error:  # any error: the leases must not be extended without end
             events.emit(
                 events.SettleFailed(
@@ -141,15 +141,12 @@ class Settler:
         return [None] * len(items)
 
 
-def announce(
-    delivery: Delivery, verdict: Verdict, error: BaseException | None = None, previous: str = ""
-) -> None:
-    """Emit the event of a message that failed.
+def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
+    """Emit the event of a message that did not succeed.
 
     Args:
         delivery: which.
         verdict: what becomes of it.
-        error: what its handler raised, for the traceback.
         previous: the worker that held it, if a monitor took it over.
     """
     topic, id_ = delivery.topic, delivery.id
@@ -164,7 +161,7 @@ def announce(
             place=death.place,
             previous=previous,
         )
-        events.emit(event, error)
+        events.emit(event, None if verdict.may_quote else verdict.raised)
     elif isinstance(verdict, Again):
         retried = events.MessageRetried(
             topic=topic,
@@ -176,7 +173,9 @@ def announce(
             error=verdict.error,
             place=verdict.place,
         )
-        events.emit(retried, error)
+        events.emit(retried, verdict.raised)
+    elif isinstance(verdict, Later):
+        events.emit(events.MessagePutOff(topic=topic, id=id_, delay=verdict.delay))
 
 
 def name_of(kind: Kind) -> str:

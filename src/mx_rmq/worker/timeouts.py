@@ -14,17 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mx_rmq.worker.holdings import Holdings
+    from mx_rmq.worker.pulse import Pulse
 
 _FINEST, _COARSEST = 0.005, 0.1
 
 
 class Timeouts:
-    """Stops handlers that run past their deadline; handlers may move the deadline."""
+    """Stops handlers that run past their deadline; handlers may move the deadline.
+
+    Args:
+        holdings: what the worker holds.
+        timeouts: of all handlers.
+        pulse: beats with every look.
+        loop: the event loop.
+    """
 
     def __init__(
-        self, holdings: Sequence[Holdings], timeouts: Iterable[float | None], loop: asyncio.AbstractEventLoop
+        self,
+        holdings: Sequence[Holdings],
+        timeouts: Iterable[float | None],
+        pulse: Pulse,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._holdings = holdings
+        self._pulse = pulse
         self._loop = loop
         shortest = min((timeout for timeout in timeouts if timeout is not None), default=_COARSEST)
         self._interval = min(max(shortest / 10, _FINEST), _COARSEST)
@@ -35,6 +48,7 @@ class Timeouts:
         self._next.cancel()
 
     def _look(self) -> None:
+        self._pulse.beat()
         now = self._loop.time()
         for holdings in self._holdings:
             for job in list(holdings.jobs):

@@ -13,8 +13,11 @@ from mx_rmq import events
 from mx_rmq.errors import MxRmqError, NoHandler
 from mx_rmq.worker.fetcher import Fetcher
 from mx_rmq.worker.holdings import End, Holdings
+from mx_rmq.worker.hooks import Hooks
 from mx_rmq.worker.lease_keeper import LeaseKeeper
 from mx_rmq.worker.monitor import Monitor
+from mx_rmq.worker.presence import Presence
+from mx_rmq.worker.pulse import Pulse
 from mx_rmq.worker.ready import ReadyJobs
 from mx_rmq.worker.runner import Runner
 from mx_rmq.worker.scheduler import Scheduler
@@ -24,11 +27,13 @@ from mx_rmq.worker.threads import Threads
 from mx_rmq.worker.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.storage.shard import Shard
     from mx_rmq.worker.handlers import Handler, Middleware
+    from mx_rmq.worker.hooks import Hook
+    from mx_rmq.worker.lifespan import Lifespan
     from mx_rmq.worker.service import Service
 
 _LAST_WORDS = 1.0
@@ -36,7 +41,17 @@ _LAST_WORDS = 1.0
 
 
 class Worker:
-    """Runs the handlers of a queue in this process."""
+    """Runs the handlers of a queue in this process.
+
+    Args:
+        config: of the queue.
+        shards: where its messages are.
+        handlers: what to run.
+        middleware: around every handler.
+        on_dead: hooks for messages that die.
+        on_retry: hooks for messages that are retried.
+        lifespan: is open already; the worker closes it when it stops.
+    """
 
     def __init__(
         self,
@@ -44,6 +59,10 @@ class Worker:
         shards: Sequence[Shard],
         handlers: Sequence[Handler[..., Any]],
         middleware: Sequence[Middleware],
+        *,
+        on_dead: Sequence[Hook],
+        on_retry: Sequence[Hook],
+        lifespan: Lifespan,
     ) -> None:
         if not handlers:
             raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
@@ -52,13 +71,13 @@ class Worker:
         # Long, so that a lease has more than 64 bytes: the server keeps shorter ones, up to a few hundred,
         # in one packed list, and searches it from its start for each.
         self.name = f"{config.worker_name}.{os.getpid()}.{uuid4().hex[:22]}"
-        self._settlers = {
-            holdings: Settler(holdings, config.patience) for holdings in [Holdings(shard) for shard in shards]
-        }
-        self._holdings = list(self._settlers)
-        self._ready = ReadyJobs(handlers, config.concurrency, config.prefetch)
         # A third of the lease, so that a timeout is settled before the lease has run out.
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
+        self._hooks = Hooks(on_dead, on_retry, self._threads)
+        self._lifespan = lifespan
+        self._holdings = [Holdings(shard, lifespan.state) for shard in shards]
+        self._settlers = {each: Settler(each, config.patience, self._hooks) for each in self._holdings}
+        self._ready = ReadyJobs(handlers, config.concurrency, config.prefetch)
         self._over = False
         runner = Runner(
             self._ready, self._settlers, self._threads, config, self.name, middleware, self._ending
@@ -67,19 +86,25 @@ class Worker:
         self._fetchers = [Fetcher(each, self._ready, config, self.name) for each in self._holdings]
         self._schedulers = [Scheduler(shard) for shard in shards]
         facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
+        presences = {each: Presence(each, config, self.name, facts) for each in self._holdings}
         self._monitors = [
-            Monitor(holdings, config, self.name, facts, retries, on_recovered=fetcher.look_at)
-            for holdings, fetcher in zip(self._holdings, self._fetchers, strict=True)
+            Monitor(each, config, presences[each], self._hooks, retries, on_recovered=fetcher.look_at)
+            for each, fetcher in zip(self._holdings, self._fetchers, strict=True)
         ]
         loop = asyncio.get_running_loop()
-        self._timeouts = Timeouts(self._holdings, [handler.timeout for handler in handlers], loop)
+        pulse = Pulse(self._holdings, loop)
+        self._timeouts = Timeouts(self._holdings, [handler.timeout for handler in handlers], pulse, loop)
         self._surplus = Surplus(self._settlers, self._ready, loop)
-        self._leases = LeaseKeeper(self._settlers, self._ready, config, loop)
+        self._leases = LeaseKeeper(self._settlers, presences, self._ready, pulse, config, loop)
         self._hurry = asyncio.Event()
         self._leases.start()
+        runs: dict[Service, Coroutine[Any, Any, None]] = {
+            service: service.run() for service in [*self._monitors, *self._schedulers]
+        }
+        for fetcher, monitor in zip(self._fetchers, self._monitors, strict=True):
+            runs[fetcher] = _fetch(fetcher, monitor)
         self._tasks = {
-            service: asyncio.create_task(service.run(), name=f"mx-rmq-{service.name}")
-            for service in [*self._monitors, *self._schedulers, *self._fetchers]
+            service: asyncio.create_task(run, name=f"mx-rmq-{service.name}") for service, run in runs.items()
         }
         events.emit(
             events.WorkerStarted(
@@ -105,6 +130,7 @@ class Worker:
         await self._finish_running(until)
         await self._settle(until)
         await self._end([*self._schedulers, *self._monitors])
+        await self._end_hooks(until)
         for monitor in self._monitors:
             try:
                 await monitor.leave()
@@ -115,6 +141,7 @@ class Worker:
             holdings.jobs.clear()
         self._timeouts.close()
         self._threads.close()
+        await self._leave_lifespan(until)
         events.emit(events.WorkerStopped(worker=self.name))
 
     def _ending(self) -> bool:
@@ -172,6 +199,23 @@ class Worker:
                 settler.give_up()
             await asyncio.gather(everything, return_exceptions=True)
 
+    async def _end_hooks(self, until: float) -> None:
+        """Let hooks finish within the grace, and end those that do not."""
+        soon = asyncio.get_running_loop().time() + _LAST_WORDS
+        finished = asyncio.ensure_future(self._hooks.finished())
+        await self._wait(finished, max(until, soon), hurried=0.0)
+        finished.cancel()
+        await self._hooks.close(_LAST_WORDS)
+
+    async def _leave_lifespan(self, until: float) -> None:
+        """Leave the lifespan, in which the user closes what handlers used; cancelled if it takes too long."""
+        soon = asyncio.get_running_loop().time() + self._config.socket_timeout
+        left = asyncio.ensure_future(self._lifespan.close())
+        await self._wait(left, max(until, soon), hurried=_LAST_WORDS)
+        if not left.done():
+            left.cancel()
+            await asyncio.wait([left], timeout=_LAST_WORDS)
+
     async def _wait(self, what: asyncio.Future[Any], until: float, *, hurried: float) -> None:
         """Wait for something until an instant, or for *hurried* seconds once told to hurry."""
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -195,3 +239,12 @@ class Worker:
             "pid": os.getpid(),
             "started_at": round(time.time(), 3),
         }
+
+
+async def _fetch(fetcher: Fetcher, monitor: Monitor) -> None:
+    """Claim only once the worker is registered.
+
+    The first handler may block the loop at once, and its message would be recovered from an unknown worker.
+    """
+    await monitor.introduced.wait()
+    await fetcher.run()
