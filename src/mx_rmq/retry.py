@@ -9,7 +9,7 @@ from datetime import timedelta
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Literal
 
-from mx_rmq.checks import Duration, check_seconds, check_whole, refusal
+from mx_rmq.checks import Duration, check_seconds, check_whole, refusal, refuse_unknown
 from mx_rmq.events import BackoffFailed, emit
 from mx_rmq.raised import RetryLater
 
@@ -20,6 +20,18 @@ None to give up."""
 Backoff = Literal["exponential", "fixed"] | Sequence[Duration] | BackoffFunction
 
 _BACKOFF = "'exponential', 'fixed', a list of waits in seconds (none negative) or a function"
+
+_ELSEWHERE = {
+    "max_retries": "max_attempts, which counts the first attempt too",
+    "max_tries": "max_attempts",
+    "retries": "max_attempts, which counts the first attempt too",
+    "delay": "base",
+    "min_backoff": "base",
+    "max_delay": "cap",
+    "max_backoff": "cap",
+    "throws": "never",
+}
+"""Names that other libraries use."""
 
 _dice = random.Random()  # noqa: S311 - spreads retries in time, guards nothing
 
@@ -61,6 +73,13 @@ class Retry:
             never: tuple[type[BaseException], ...] = (),
             only: tuple[type[BaseException], ...] | None = None,
         ) -> None: ...
+
+    else:
+
+        def __new__(cls, *_given: Any, **options: Any) -> Retry:
+            """Refuse unknown options by name, before the constructor does."""
+            refuse_unknown("option of Retry", options, cls.__match_args__, _ELSEWHERE)
+            return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_whole("max_attempts", self.max_attempts, 1)

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from contextlib import asynccontextmanager
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import RedisMessageQueue, Retry
+from mx_rmq import Context, RedisMessageQueue, Retry
 from mx_rmq.config import DEFAULT_URL, Config
 from mx_rmq.errors import (
     ConfigError,
@@ -27,7 +28,7 @@ from tests.harness import all_keys
 from tests.words import eventually, new
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -162,6 +163,7 @@ WRONG: dict[str, list[Any]] = {
     "dlq_max_age": [0, -1, "7d", math.inf],
     "dlq_max_count": [-1, 1.5, "10"],
     "server_check": ["", "yes", None, True, ["warn"]],
+    "lifespan": ["", 5, asyncio.sleep],
 }
 
 
@@ -590,6 +592,24 @@ async def _(bench: Bench) -> None:
     """The servers of the tests keep nothing on disk."""
     with pytest.raises(UnsafeServer, match="appendonly is off"):
         await bench.queue(server_check="refuse").open()
+
+
+@proves("lifespan")
+async def _(bench: Bench) -> None:
+    @asynccontextmanager
+    async def lifespan(queue: RedisMessageQueue) -> AsyncIterator[str]:
+        yield queue.config.name
+
+    states: list[Any] = []
+    async with bench.queue(lifespan=lifespan) as queue:
+
+        @queue.handler("t")
+        async def handle(payload: int, ctx: Context) -> None:
+            states.append(ctx.state)
+
+        await queue.start()
+        await queue.produce("t", 1)
+        await eventually(lambda: states == ["q"])
 
 
 async def _trimmed(queue: RedisMessageQueue, count: int) -> None:

@@ -48,6 +48,7 @@ def test_every_field_of_a_message_comes_back() -> None:
         attempts=2,
         crashes=1,
         unbegun=2,
+        put_off=4,
         replays=3,
         history=[PastAttempt(at=1.5, worker="w1", took=0.25, error="ValueError: no")],
     )

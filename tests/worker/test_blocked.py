@@ -203,6 +203,7 @@ async def test_a_block_without_an_end_is_a_time_out_while_it_lasts(
     make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Judged by the retry policy: each attempt is one failure, and none is blamed on a crash."""
+    caplog.set_level("INFO", "mx_rmq")
     mq = make_queue(lease=3600)
     attempts: list[int] = []
     seen: list[bool] = []
