@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -55,25 +55,40 @@ class _Facts(dict[str, object]):
         self._event = event
 
     def __missing__(self, name: str) -> object:
-        value: object = getattr(self._event, name)
-        return _Seconds(value) if isinstance(value, float) else value
+        return _Fact(getattr(self._event, name))
 
 
-class _Seconds(float):
-    """A duration in a template: ``{seconds:time}`` writes it as a person would."""
+class _Fact:
+    """A value in a template: ``{seconds:time}`` writes a duration as a person would."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return str(self._value)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
 
     def __format__(self, how: str) -> str:
+        value = self._value
         if how != "time":
-            return super().__format__(how)
-        if self >= 0.1:
-            return f"{self:.0f} s" if self >= 100 else f"{self:.1f} s"
-        return f"{self * 1000:.0f} ms" if self >= 0.001 else "<1 ms"
+            return format(value, how)
+        if value >= 0.1:
+            return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s"
+        return f"{value * 1000:.0f} ms" if value >= 0.001 else "<1 ms"
 
 
 def emit(event: Event, exception: BaseException | None = None) -> None:
-    """Call every listener of this kind; *exception* is the cause, for its traceback."""
+    """Call every listener of this kind; *exception* is the cause, for its traceback.
+
+    An error of a listener is logged and changes nothing: the message goes on.
+    """
     for listener in _listeners.get(type(event), ()):
-        listener(event, exception)
+        try:
+            listener(event, exception)
+        except Exception:
+            logging.getLogger("mx_rmq").exception("listener.failed: a listener of %s raised", event.name)
 
 
 def heard(kind: type[Event]) -> bool:

@@ -42,7 +42,14 @@ def deep(order: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_event_has_a_text_that_its_fields_fill(kind: type[Event]) -> None:
-    values: dict[str, Any] = {"str": "x", "int": 3, "float": 1.5, "list": ["a", "b"], "dict": {"done": 2}}
+    values: dict[str, Any] = {
+        "str": "x",
+        "int": 3,
+        "float": 1.5,
+        "list": ["a", "b"],
+        "dict": {"done": 2},
+        "bool": True,
+    }
     annotations = {field: str(kind.__annotations__.get(field, "str")) for field in kind.__struct_fields__}
     event = kind(
         **{name: values[said.partition("[")[0].split(" |")[0]] for name, said in annotations.items()}

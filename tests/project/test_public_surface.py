@@ -22,9 +22,9 @@ NAMES = """
     WorkerFacts WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts dlq explain find handler has_produce_middleware middleware on_dead
-    on_retry open pause
-    produce produce_many produce_middleware purge resume run start stop sync workers
+    audit cancel close config counts dlq drain explain find handler has_produce_middleware middleware
+    on_dead on_retry open override pause produce produce_many produce_middleware purge resume run start
+    stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes

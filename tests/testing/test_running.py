@@ -329,13 +329,27 @@ async def test_to_be_tried_later_is_no_error_and_to_be_rejected_is_one() -> None
 async def test_a_failure_without_an_exception_is_told_in_words() -> None:
     mq = a_queue()
 
+    @mq.handler("orders")
+    async def on_order(_: Order) -> None: ...
+
+    async with running(mq) as q:
+        await mq.pause("orders")
+        await mq.produce("orders", Order("A1"), message_id="A1", ttl=60)
+        await q.advance(120)
+        with pytest.raises(MessageFailed, match=r"orders A1 is dead \(expired\)"):
+            await q.drain(raise_errors=True)
+
+
+async def test_a_handler_past_its_timeout_raises_a_timeout() -> None:
+    mq = a_queue()
+
     @mq.handler("orders", retry=Retry(1), timeout=0.05)
     async def on_order(_: Order) -> None:
         await asyncio.sleep(60)
 
     async with running(mq) as q:
         await mq.produce("orders", Order("A1"), message_id="A1")
-        with pytest.raises(MessageFailed, match=r"orders A1 is dead \(failed\) after 1 attempt.*timed out"):
+        with pytest.raises(TimeoutError, match="the handler timed out after"):
             await q.drain(raise_errors=True)
 
 

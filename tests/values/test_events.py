@@ -157,6 +157,21 @@ def test_every_listener_hears_an_event_in_the_order_they_came(listening: Any) ->
     assert order == [1, 2]
 
 
+def test_a_listener_that_fails_changes_nothing_and_is_logged(
+    listening: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(event: Event, exception: BaseException | None) -> None:
+        raise ValueError("no")
+
+    ear = Ear()
+    listening(failing, ServerBack)
+    listening(ear, ServerBack)
+    emit(ServerBack(server="a", seconds=1.0))
+    assert len(ear.told) == 1
+    assert "listener.failed: a listener of server.back raised" in caplog.text
+    assert "ValueError: no" in caplog.text
+
+
 def test_listening_returns_what_ends_it(listening: Any) -> None:
     ear, other = Ear(), Ear()
     end = listening(ear, ServerBack, MessageCompleted)

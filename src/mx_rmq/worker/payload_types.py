@@ -123,9 +123,9 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 
 def _may_be_context(parameter: inspect.Parameter) -> bool:
     """Whether a second parameter may be a context, by its name or its annotation."""
-    if parameter.annotation is parameter.empty:
-        return _is_context(parameter) or parameter.name.startswith("_")
-    return "Context" in _written(parameter) or _written(parameter).rpartition(".")[2] in ("Any", "object")
+    if _is_context(parameter) or parameter.name.startswith("_"):
+        return True
+    return _written(parameter).rpartition(".")[2] in ("Any", "object")
 
 
 def _written(parameter: inspect.Parameter) -> str:
