@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mx_rmq.producing.producer import Producer
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
-    from mx_rmq.storage.queries import Counts, WorkerFacts
+    from mx_rmq.storage.facts import Counts, WorkerFacts
     from mx_rmq.worker.handlers import Handler, Middleware
 
 P = TypeVar("P")

@@ -10,14 +10,20 @@ import pytest
 
 from mx_rmq import InvalidName, RedisMessageQueue
 from mx_rmq.message import PastAttempt, decode_message, encode_message
+from mx_rmq.storage.connection import Connection
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.store import Store
 from tests.harness import command
-from tests.words import PREFIX, bury, claim, complete, eventually, store_of
+from tests.words import PREFIX, bury, claim, complete, eventually, message, store_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from redis.asyncio import Redis
+
+    from mx_rmq.storage.embedded import EmbeddedServer
 
 INSTANT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 FACTS = b'{"topics":["t"],"concurrency":4,"pid":7,"started_at":1.5}'
@@ -348,6 +354,102 @@ async def test_counts_tell_how_every_topic_stands(queue: RedisMessageQueue, redi
     assert counts.topics["again"].retried == 1
     assert not counts.topics["done"].paused
     assert (counts.pending, counts.processing, counts.delayed, counts.dead) == (3, 2, 2, 1)
+
+
+async def test_counts_tell_where_the_messages_of_a_topic_are_and_how_long_they_wait(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """Delayed ones are counted though all topics share one set of them."""
+    await queue.produce("done", 1)
+    assert about((await queue.counts()).topics["done"].oldest_at, time.time())
+    await complete(redis, "done")
+    await queue.produce_many("t", range(3))
+    await queue.produce_many("t", range(4), delay=60)
+    await queue.produce("other", 1, delay=60)
+    await retried(redis, 60)
+    await queue.produce_many("t", range(2))
+    await bury(redis)
+    await queue.produce("t", 1)
+    await claim(redis)
+    await queue.produce("t", 1, message_id="A1")
+    counts = await queue.counts()
+    t, done, other = (counts.topics[name] for name in ("t", "done", "other"))
+    assert (t.pending, t.processing, t.delayed, t.in_dlq) == (1, 1, 7, 2)
+    assert (t.produced, t.retried, t.dead, t.recovered) == (11, 3, 2, 0)
+    facts = await queue.find("A1")
+    assert facts.message is not None
+    assert t.oldest_at == facts.message.created_at
+    assert (done.completed, done.delayed, done.oldest_at) == (1, 0, None)
+    assert (other.delayed, other.pending) == (1, 0)
+    assert (counts.delayed, counts.dead) == (8, 2)
+    await queue.dlq.replay_all()
+    await queue.cancel("A1")
+    await queue.dlq.purge()
+    t = (await queue.counts()).topics["t"]
+    assert (t.pending, t.delayed, t.in_dlq, t.dead) == (2, 7, 0, 2)
+
+
+async def test_a_message_that_was_taken_over_is_recovered_and_not_retried(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await queue.produce("t", 1)
+    await claim(redis, lease=0.0)
+    (taken,) = (await store_of(redis).take_over(10, lease=15, holder="m")).taken
+    await store_of(redis).release("t", [taken.delivery])
+    t = (await queue.counts()).topics["t"]
+    assert (t.pending, t.recovered, t.retried) == (1, 1, 0)
+
+
+class Trips:
+    """Notes of every command how many replies had come when it was sent."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._answered = 0
+        self.sent: list[int] = []
+
+    def execute_command(self, *args: Any) -> Awaitable[Any]:
+        self.sent.append(self._answered)
+        reply = asyncio.ensure_future(self._connection.execute_command(*args))
+        reply.add_done_callback(self._answer)
+        return reply
+
+    def _answer(self, _: object) -> None:
+        self._answered += 1
+
+    @property
+    def round_trips(self) -> int:
+        """Commands that were sent before the next reply came went together."""
+        return len(set(self.sent))
+
+
+async def test_any_number_of_topics_is_counted_in_a_few_round_trips(
+    queue: RedisMessageQueue, redis: Redis, server: EmbeddedServer
+) -> None:
+    store = store_of(redis)
+    topics = [f"t{n:04}" for n in range(1500)]
+    for topic in topics:
+        await store.produce(topic, [NewMessage(topic, encode_message(message(id=topic, topic=topic)))])
+    connection = Connection(server.url, timeout=30.0)
+    trips = Trips(connection)
+    queries = Queries(Store(trips, Keys("q")))
+    await queries.topic_counts("t0000")  # the server has the script now
+    trips.sent.clear()
+    counts = await queries.counts()
+    assert list(counts.topics) == topics
+    assert {(each.pending, each.oldest_at) for each in counts.topics.values()} == {(1, 1763230000.25)}
+    assert trips.round_trips <= 3
+    assert len(trips.sent) <= 20
+    await connection.close()
+
+
+async def test_a_topic_that_cannot_be_counted_hides_no_other(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1)
+    await queue.produce("u", 1)
+    await redis.delete(f"{PREFIX}t:pending")
+    await redis.set(f"{PREFIX}t:pending", "something else")
+    counts = await queue.counts()
+    assert (counts.topics["t"].pending, counts.topics["u"].pending) == (0, 1)
 
 
 async def test_entries_that_no_claim_delivers_are_not_counted_as_pending(

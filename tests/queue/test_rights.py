@@ -75,7 +75,11 @@ async def work(mq: RedisMessageQueue) -> None:
             raise Reject("no")
 
     await mq.start()
-    several: list[dict[str, Any]] = [{}, {"delay": 0.01}, {"priority": "high", "dedup_for": 60}]
+    several: list[dict[str, Any]] = [
+        {},
+        {"delay": 0.01},
+        {"priority": "high", "message_id": "kept", "dedup_for": 60},
+    ]
     for n, options in enumerate(several):
         await mq.produce("orders", {"id": f"m{n}"}, **options)
     await mq.produce_many("orders", [{"id": "many"}])

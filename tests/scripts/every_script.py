@@ -121,6 +121,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "mend_message": lambda store, _: store.examine(
         [Suspect("lost", listed=False), Suspect("stray"), Suspect("ghost"), Suspect("p1-u")], mend=True
     ),
+    "count_topics": lambda store, _: store.count(["t", "u"]),
     "wake_topic": lambda store, _: store.wake("t"),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
 }

@@ -18,6 +18,7 @@ from mx_rmq.limits import MAX_BYTES
 from mx_rmq.message import LANES
 from mx_rmq.storage import store
 from mx_rmq.storage.contract import Delivery, NewMessage, Replay, Suspect
+from mx_rmq.storage.counters import EVENTS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
@@ -528,6 +529,12 @@ DRIVES = {
     "purge": Drive("purge_topic", lambda store: store.purge("orders", 7), {"topic": "orders", "limit": 7}),
     "pause": Drive("pause_topic", lambda store: store.pause("orders"), {"topic": "orders"}),
     "resume": Drive("resume_topic", lambda store: store.resume("orders"), {"topic": "orders"}),
+    "count": Drive(
+        "count_topics",
+        lambda store: store.count(["orders", "mails"]),
+        {"prefix": PREFIX, "events": " ".join(EVENTS)},
+        ({"topic": "orders"}, {"topic": "mails"}),
+    ),
     "wake": Drive("wake_topic", lambda store: store.wake("orders"), {}),
     "register_worker": Drive(
         "register_worker",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from math import inf
+from operator import add
 from typing import TYPE_CHECKING, Literal
 
 from mx_rmq.checks import check_id
@@ -12,7 +14,8 @@ from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import Message, decode_message
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
 from mx_rmq.storage.contract import Lease, instant
-from mx_rmq.storage.queries import Counts, Live, Queries, TopicCounts, WorkerFacts
+from mx_rmq.storage.facts import Counts, WorkerFacts
+from mx_rmq.storage.queries import Live, Queries
 from mx_rmq.storage.shard import shard_number
 
 if TYPE_CHECKING:
@@ -71,14 +74,8 @@ class Inspector:
 
     async def counts(self) -> Counts:
         """The queue's counts, by topic."""
-        total = Counts()
-        for shard in self._shards:
-            counts = await Queries(shard.operating).counts()
-            topics = dict(total.topics)
-            for topic, own in counts.topics.items():
-                topics[topic] = _sum(topics.get(topic, TopicCounts()), own)
-            total = Counts(topics, total.delayed + counts.delayed, total.dead + counts.dead)
-        return total
+        first, *others = [await Queries(shard.operating).counts() for shard in self._shards]
+        return reduce(add, others, first)
 
     async def workers(self) -> list[WorkerFacts]:
         """The live workers: those that registered recently."""
@@ -123,7 +120,8 @@ class Inspector:
         if not serving:
             others = f"; {_workers(workers)} for other topics" if workers else ""
             return f"no live worker has a handler for the topic{others}"
-        topic = (await self.counts()).topics.get(facts.topic, TopicCounts())
+        counts = [await Queries(shard.operating).topic_counts(facts.topic) for shard in self._shards]
+        topic = reduce(add, counts)
         return (
             f"the topic is served by {_workers(serving)}, "
             f"with {topic.processing} running and {topic.pending} waiting"
@@ -174,18 +172,6 @@ def _facts_of(id_: str, live: Live) -> MessageFacts:
 
 def _workers(workers: Sequence[WorkerFacts]) -> str:
     return f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-
-
-def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:
-    return TopicCounts(
-        one.pending + other.pending,
-        one.processing + other.processing,
-        one.paused or other.paused,
-        one.produced + other.produced,
-        one.completed + other.completed,
-        one.retried + other.retried,
-        one.dead + other.dead,
-    )
 
 
 def _when(instant: float | None) -> str:

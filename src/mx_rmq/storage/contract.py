@@ -156,6 +156,17 @@ class Replay(NamedTuple):
     """The time of death that the caller read; if the message died again since, nothing happens."""
 
 
+class TopicRow(NamedTuple):
+    """How a topic stands, all of one instant."""
+
+    entries: int
+    """In its pending lists, stale ones included."""
+    leases: int
+    oldest_at: float | None
+    """When the message that is next in line was produced."""
+    counters: dict[str, int]
+
+
 class Suspect(NamedTuple):
     """A message that the audit examines."""
 

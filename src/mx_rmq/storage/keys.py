@@ -44,9 +44,6 @@ TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
 
-STALE_COUNTER: Final = ":stale"
-"""Suffix of a field in ``counters``, after the topic: how many entries of its lists no claim will deliver."""
-
 
 class Keys:
     """The keys of one queue, or of one shard of it; all in one cluster slot."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -12,63 +11,18 @@ from redis.exceptions import ResponseError
 from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Lease
-from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, STALE_COUNTER, TOPIC_FIELD
+from mx_rmq.storage.counters import STALE, in_dlq, live
+from mx_rmq.storage.facts import Counts, TopicCounts, WorkerFacts
+from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, TOPIC_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from mx_rmq.storage.contract import TopicRow
     from mx_rmq.storage.store import Commands, Store
 
 SILENCE: Final = 30.0
 """Seconds without a registration after which a worker does not count as live."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """A worker that registered recently."""
-
-    name: str
-    seen_at: float
-    topics: tuple[str, ...]
-    concurrency: int = 0
-    pid: int = 0
-    started_at: float = 0.0
-    connection: int = 0
-    """Client id by which others see that it is alive; 0 if they cannot: its messages wait for the lease."""
-    server: str = ""
-    """Run id of the server that assigned this client id."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicCounts:
-    """The counts of a topic; from ``produced`` on they are totals since the queue began."""
-
-    pending: int = 0
-    processing: int = 0
-    paused: bool = False
-    produced: int = 0
-    completed: int = 0
-    retried: int = 0
-    dead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The counts of a queue."""
-
-    topics: dict[str, TopicCounts] = field(default_factory=dict)
-    delayed: int = 0
-    dead: int = 0
-
-    @property
-    def pending(self) -> int:
-        """Pending messages of all topics."""
-        return sum(topic.pending for topic in self.topics.values())
-
-    @property
-    def processing(self) -> int:
-        """Messages being processed, of all topics."""
-        return sum(topic.processing for topic in self.topics.values())
 
 
 class Live(NamedTuple):
@@ -96,29 +50,40 @@ class Queries:
     """Reads one shard."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._commands: Commands = store.commands
         self._keys = store.keys
 
     async def counts(self) -> Counts:
-        """The counts of every topic."""
-        counters = _pairs(await self._read("HGETALL", "counters"))
-        paused = set(await self._read("SMEMBERS", "paused"))
-        topics = {}
-        named = paused.union(await self._read("SMEMBERS", "topics"))
-        for raw in sorted(filter(is_label, named)):  # other names are not from mx-rmq
-            topic = raw.decode()
-            pending = 0
-            for part in PENDING.values():
-                pending += await self._command("LLEN", self._keys.of_topic(topic, part))
-            count = {
-                event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
-                for event in ("produced", "completed", "retried", "dead")
-            }
-            stale = _whole(counters.get((topic + STALE_COUNTER).encode(), b"0"))
-            pending = max(0, pending - stale)
-            processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
-            topics[topic] = TopicCounts(pending, processing, raw in paused, **count)
-        return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
+        """The counts of every topic, in two round trips unless bodies are large."""
+        topics, paused, delayed, dead = await asyncio.gather(
+            self._read("SMEMBERS", "topics"),
+            self._read("SMEMBERS", "paused"),
+            self._read("ZCARD", "delay_tasks"),
+            self._read("ZCARD", "dlq"),
+        )
+        # Names that are no labels are not from mx-rmq.
+        named = sorted(name.decode() for name in {*topics, *paused} if is_label(name))
+        rows = await self._rows(named)
+        return Counts(
+            {topic: _counts(rows[topic], paused=topic.encode() in paused) for topic in named}, delayed, dead
+        )
+
+    async def topic_counts(self, topic: str) -> TopicCounts:
+        """The counts of one topic."""
+        rows, paused = await asyncio.gather(self._rows([topic]), self.paused(topic))
+        return _counts(rows[topic], paused=paused)
+
+    async def _rows(self, topics: Sequence[str]) -> dict[str, TopicRow]:
+        """How topics stand; the calls are sent in one write."""
+        chunks = [topics[start : start + _TOPICS] for start in range(0, len(topics), _TOPICS)]
+        return {topic: row for some in await asyncio.gather(*map(self._chunk, chunks)) for topic, row in some}
+
+    async def _chunk(self, topics: Sequence[str]) -> list[tuple[str, TopicRow]]:
+        rows: list[TopicRow] = []
+        while len(rows) < len(topics):
+            rows += await self._store.count(topics[len(rows) :])
+        return list(zip(topics, rows, strict=True))
 
     async def paused(self, topic: str) -> bool:
         """Whether a topic is paused."""
@@ -258,6 +223,27 @@ class Queries:
 
 _FRAME: Final = 16
 """Bytes of a reply per value, beside the value itself."""
+_TOPICS: Final = 200
+"""Topics counted in one call. The server needs 2 ms for them."""
+
+
+def _counts(row: TopicRow, *, paused: bool) -> TopicCounts:
+    """The counts of a topic; a counter that another program spoilt makes none negative."""
+    of = row.counters
+    pending = max(0, row.entries - max(0, of[STALE]))
+    return TopicCounts(
+        pending=pending,
+        running=row.leases,
+        delayed=max(0, live(of) - pending - row.leases),
+        in_dlq=max(0, in_dlq(of)),
+        oldest_at=row.oldest_at,
+        paused=paused,
+        produced=of["produced"],
+        completed=of["completed"],
+        retried=of["retried"],
+        recovered=of["lapsed"],
+        dead=of["dead"],
+    )
 
 
 def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
@@ -272,11 +258,6 @@ def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
 
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode(errors="replace")
-
-
-def _whole(value: bytes) -> int:
-    """Parse a counter; 0 if another program wrote something else there."""
-    return int(value) if value.isdigit() and len(value) < 20 else 0
 
 
 def _seconds(score: bytes | None) -> float | None:

@@ -25,7 +25,9 @@ from mx_rmq.storage.contract import (
     Settled,
     Suspect,
     Takeover,
+    TopicRow,
 )
+from mx_rmq.storage.counters import EVENTS, counters_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
@@ -271,6 +273,15 @@ class Store:
     async def resume(self, topic: str) -> bool:
         """Deliver a paused topic again; False if it was not paused."""
         return bool(await self._run("resume_topic", (topic,), topic))
+
+    async def count(self, topics: Sequence[str]) -> list[TopicRow]:
+        """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
+        args = [self.keys.prefix, " ".join(EVENTS), *topics]
+        cells = await self._run("count_topics", args)
+        return [
+            TopicRow(entries, leases, float(oldest) if oldest else None, counters_of(counts))
+            for entries, leases, oldest, counts in zip(*[iter(cells)] * 4, strict=True)
+        ]
 
     async def wake(self, topic: str) -> None:
         """Pass on a wake token that the worker took but cannot use."""
