@@ -14,7 +14,7 @@ PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
     AuditReport Config ConfigError Context Counts DeadLetter DeadLetters EmbeddedServerError Finding Handler
-    InvalidName InvalidPayload LeaseLost Message MessageFacts MessageTooLarge MxRmqError NoHandler NotDead
+    InvalidName InvalidPayload LeaseLost Load Message MessageFacts MessageTooLarge MxRmqError NoHandler NotDead
     NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry
     RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
     WorkerFacts WrongKeyType run run_processes

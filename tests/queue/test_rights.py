@@ -143,7 +143,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
 
 async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
     """Something of everything that a repair mends."""
-    await mq.produce("orders", 1, message_id="stray")
+    await mq.produce("orders", {}, message_id="stray")
     script = """
         redis.call('SELECT', 1)
         redis.call('HSET', 'mx-rmq:{shop}:payload', 'not ours', 'x')

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.storage.shard import Shard
 
-State = Literal["pending", "processing", "delayed", "dead", "gone"]
+State = Literal["pending", "running", "held", "delayed", "dead", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,12 @@ class Inspector:
         """Everything known about a message; its state is ``gone`` if it does not exist."""
         id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
-        live = await Queries(shard.operating).message(id_)
+        queries = Queries(shard.operating)
+        live = await queries.message(id_)
         if live is not None:
-            return _facts_of(id_, live)
+            lease = Lease.parse(live.lease or "")
+            held = lease is not None and await queries.is_held(id_, live.topic, lease)
+            return facts_of(id_, live, held=held)
         try:
             letter = await DeadLetters(self._shards).get(id_)
         except NotDead:
@@ -81,7 +84,8 @@ class Inspector:
         """The live workers: those that registered recently."""
         found: dict[str, WorkerFacts] = {}
         for shard in self._shards:
-            found |= {worker.name: worker for worker in await Queries(shard.operating).workers()}
+            for worker in await Queries(shard.operating).workers():
+                found[worker.name] = worker if worker.name not in found else found[worker.name] + worker
         return sorted(found.values(), key=lambda worker: worker.name)
 
     async def explain(self, id_: str) -> str:
@@ -95,8 +99,12 @@ class Inspector:
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
                 dead = f"{name} has been dead since {_when(facts.died_at)}"
                 return f"{dead}, {why}; replay it with queue.dlq.replay()"
-            case "processing":
-                leased = f"{name} has been leased by {facts.holder} since {_when(facts.claimed_at)}"
+            case "running" | "held":
+                if facts.state == "held":
+                    leased = f"{name} is held ready by {facts.holder}, it has not begun"
+                else:
+                    since = "" if facts.claimed_at is None else f" since {_when(facts.claimed_at)}"
+                    leased = f"{name} has been running on {facts.holder}{since}"
                 if await self._is_over(facts.lease_until):
                     return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
                 return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
@@ -124,7 +132,7 @@ class Inspector:
         topic = reduce(add, counts)
         return (
             f"the topic is served by {_workers(serving)}, "
-            f"with {topic.processing} running and {topic.pending} waiting"
+            f"with {topic.running} running, {topic.held} held ready and {topic.pending} waiting"
         )
 
     async def _is_over(self, instant: float | None) -> bool:
@@ -139,7 +147,7 @@ class Inspector:
         )
 
 
-def _facts_of(id_: str, live: Live) -> MessageFacts:
+def facts_of(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
     """What is known about a message that is not dead."""
     try:
         message = decode_message(live.body)
@@ -149,7 +157,7 @@ def _facts_of(id_: str, live: Live) -> MessageFacts:
         lease = Lease.parse(live.lease)
         return MessageFacts(
             id_,
-            "processing",
+            "held" if held else "running",
             live.topic,
             message,
             expires_at=lease.expires_at if lease else None,

@@ -11,7 +11,7 @@ import msgspec
 from mx_rmq.config import Durability
 from mx_rmq.message import Lane
 
-_LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)", re.ASCII)
+_LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)(?: (\S+))?", re.ASCII)
 
 
 class Settled(IntEnum):
@@ -79,17 +79,24 @@ class Lease(NamedTuple):
     expires_at: float | None
     """When the message itself expires; seconds, ``inf`` for never, None if that cannot be read."""
     holder: str
+    cause: str = ""
+    """``run`` as long as it is not noted that the message has begun."""
 
     @classmethod
     def parse(cls, text: str) -> Lease | None:
         """Parse a stored lease; None if it cannot be read."""
         found = _LEASE.match(text)
-        return found and cls(found[1], found[2], instant(found[3]), found[4])
+        return found and cls(found[1], found[2], instant(found[3]), found[4], found[5] or "")
+
+    @property
+    def fence(self) -> int:
+        """The fence of the claim; all messages of one claim have the same."""
+        return int(self.token.partition("@")[2])
 
     @property
     def claimed_at(self) -> float:
         """When it was claimed, in seconds since 1970."""
-        return int(self.token.partition("@")[2]) / 1e6
+        return self.fence / 1e6
 
 
 class Claim(NamedTuple):

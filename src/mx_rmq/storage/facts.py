@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mx_rmq.message import LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mx_rmq.storage.contract import Lease
+
+
+_RANKS: Final[dict[str, int]] = {lane: rank for rank, lane in enumerate(LANES)}
+
+
+class Load(NamedTuple):
+    """What a worker has of a topic."""
+
+    running: int = 0
+    """Messages whose handler has begun."""
+    held: int = 0
+    """Messages that it holds ready; they have not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +41,54 @@ class WorkerFacts:
     """Client id by which others see that it is alive; 0 if they cannot: its messages wait for the lease."""
     server: str = ""
     """Run id of the server that assigned this client id."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """How many messages of a topic it runs at once, where that is not its concurrency."""
+    load: dict[str, Load] = field(default_factory=dict)
+    """What it has, by topic; at most half a second old while it changes."""
+
+    @property
+    def running(self) -> int:
+        """How many messages it runs."""
+        return sum(load.running for load in self.load.values())
+
+    @property
+    def held(self) -> int:
+        """How many messages it holds ready; they have not begun."""
+        return sum(load.held for load in self.load.values())
+
+    def __add__(self, other: WorkerFacts) -> WorkerFacts:
+        """The same worker on two shards."""
+        load = dict(self.load)
+        for topic, (running, held) in other.load.items():
+            before = load.get(topic, Load())
+            load[topic] = Load(before.running + running, before.held + held)
+        return replace(self, seen_at=max(self.seen_at, other.seen_at), load=load)
+
+    def at_once(self, topic: str) -> float:
+        """The most messages of a topic that it runs at once; ``inf`` if it does not say."""
+        return self.limits.get(topic, self.concurrency) or inf
+
+
+def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFacts]) -> set[str]:
+    """Which of a topic's leased messages their workers hold ready, as far as that is known.
+
+    Messages begin in the order of their claims, so a worker's newest leases are those that it holds. How many
+    it holds it has said, a moment ago; more than it runs at once it holds at any rate.
+    """
+    of: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    begun: dict[str, int] = defaultdict(int)
+    for id_, lease in leases.items():
+        if lease.cause == "run":
+            of[lease.holder].append((lease.fence, _RANKS.get(lease.lane, 0), id_))
+        else:
+            begun[lease.holder] += 1
+    held: set[str] = set()
+    for worker in workers:
+        own = sorted(of[worker.name])
+        surplus = len(own) + begun[worker.name] - worker.at_once(topic)
+        count = int(max(worker.load.get(topic, Load()).held, surplus, 0))
+        held |= {id_ for _, _, id_ in own[max(0, len(own) - count) :]}
+    return held
 
 
 @dataclass(frozen=True, slots=True)

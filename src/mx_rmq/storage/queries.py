@@ -12,7 +12,7 @@ from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
-from mx_rmq.storage.facts import Counts, TopicCounts, WorkerFacts
+from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, held_ids
 from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, TOPIC_FIELD
 
 if TYPE_CHECKING:
@@ -56,23 +56,26 @@ class Queries:
 
     async def counts(self) -> Counts:
         """The counts of every topic, in two round trips unless bodies are large."""
-        topics, paused, delayed, dead = await asyncio.gather(
+        topics, paused, delayed, dead, workers = await asyncio.gather(
             self._read("SMEMBERS", "topics"),
             self._read("SMEMBERS", "paused"),
             self._read("ZCARD", "delay_tasks"),
             self._read("ZCARD", "dlq"),
+            self.workers(),
         )
         # Names that are no labels are not from mx-rmq.
         named = sorted(name.decode() for name in {*topics, *paused} if is_label(name))
-        rows = await self._rows(named)
-        return Counts(
-            {topic: _counts(rows[topic], paused=topic.encode() in paused) for topic in named}, delayed, dead
-        )
+        rows, serving = await self._rows(named), _serving(workers)
+        counts = {
+            topic: _counts(rows[topic], serving.get(topic), paused=topic.encode() in paused)
+            for topic in named
+        }
+        return Counts(counts, delayed, dead)
 
     async def topic_counts(self, topic: str) -> TopicCounts:
         """The counts of one topic."""
-        rows, paused = await asyncio.gather(self._rows([topic]), self.paused(topic))
-        return _counts(rows[topic], paused=paused)
+        rows, paused, workers = await asyncio.gather(self._rows([topic]), self.paused(topic), self.workers())
+        return _counts(rows[topic], _serving(workers).get(topic), paused=paused)
 
     async def _rows(self, topics: Sequence[str]) -> dict[str, TopicRow]:
         """How topics stand; the calls are sent in one write."""
@@ -94,10 +97,26 @@ class Queries:
 
         A silent one is removed when another worker registers, which may never happen.
         """
-        facts = _pairs(await self._read("HGETALL", "workers"))
-        since = (await self.time() - SILENCE) * 1000
-        seen = await self._read("ZRANGE", "workers_seen", since, "inf", "BYSCORE", "WITHSCORES")
-        return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
+        facts, seen, now = await asyncio.gather(
+            self._read("HGETALL", "workers"),
+            self._read("ZRANGE", "workers_seen", 0, -1, "WITHSCORES"),
+            self.time(),
+        )
+        said, since = _pairs(facts), (now - SILENCE) * 1000
+        return [
+            _worker(name, score, said[name])
+            for name, score in _rows(seen)
+            if name in said and float(score) >= since
+        ]
+
+    async def is_held(self, id_: str, topic: str, lease: Lease) -> bool:
+        """Whether a leased message is held ready by its worker, as far as that is known."""
+        key = self._keys.of_topic(topic, "processing")
+        workers, leases = await asyncio.gather(self.workers(), self._command("HLEN", key))
+        owner = [worker for worker in workers if worker.name == lease.holder]
+        if any(worker.load.get(topic, _NONE).held or leases > worker.at_once(topic) for worker in owner):
+            return id_ in held_ids(topic, await self.leases(topic), owner)
+        return False
 
     async def registered(self) -> dict[str, bytes]:
         """What every worker registered about itself, including silent workers."""
@@ -227,13 +246,43 @@ _TOPICS: Final = 200
 """Topics counted in one call. The server needs 2 ms for them."""
 
 
-def _counts(row: TopicRow, *, paused: bool) -> TopicCounts:
-    """The counts of a topic; a counter that another program spoilt makes none negative."""
+class _Serving(NamedTuple):
+    """What the live workers of a topic have said."""
+
+    held: int = 0
+    at_once: float = 0.0
+    """How many messages they can run at once."""
+
+
+_NONE: Final = Load()
+
+
+def _serving(workers: Iterable[WorkerFacts]) -> dict[str, _Serving]:
+    """What the workers have said, by topic."""
+    serving: dict[str, _Serving] = {}
+    for worker in workers:
+        for topic in worker.topics:
+            held, at_once = serving.get(topic, _Serving())
+            here = worker.load.get(topic, _NONE).held
+            serving[topic] = _Serving(held + here, at_once + worker.at_once(topic))
+    return serving
+
+
+def _counts(row: TopicRow, serving: _Serving | None, *, paused: bool) -> TopicCounts:
+    """The counts of a topic; a counter that another program spoilt makes none negative.
+
+    Its workers have said how many messages they hold ready, a moment ago. More than they run at once they
+    hold at any rate.
+    """
     of = row.counters
+    held = 0
+    if serving is not None:
+        held = int(min(row.leases, max(serving.held, row.leases - serving.at_once)))
     pending = max(0, row.entries - max(0, of[STALE]))
     return TopicCounts(
         pending=pending,
-        running=row.leases,
+        running=row.leases - held,
+        held=held,
         delayed=max(0, live(of) - pending - row.leases),
         in_dlq=max(0, in_dlq(of)),
         oldest_at=row.oldest_at,
