@@ -26,7 +26,7 @@ from mx_rmq.errors import (
 from mx_rmq.message import Message, PastAttempt
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
-from mx_rmq.operating.inspector import MessageFacts
+from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.processes import run, run_processes
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.queue import RedisMessageQueue
@@ -58,6 +58,7 @@ __all__ = [
     "Load",
     "Message",
     "MessageFacts",
+    "MessagePage",
     "MessageTooLarge",
     "MxRmqError",
     "NoHandler",

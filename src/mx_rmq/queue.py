@@ -14,6 +14,7 @@ from mx_rmq.observing import logs
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
+from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.topics import Topics
 from mx_rmq.producing.middleware import around
 from mx_rmq.producing.options import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mx_rmq.config import Durability
     from mx_rmq.message import Lane
     from mx_rmq.operating.audit import AuditReport
-    from mx_rmq.operating.inspector import MessageFacts
+    from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
     from mx_rmq.producing.middleware import ProduceLayer
     from mx_rmq.producing.options import MessageId, Ttl
     from mx_rmq.producing.producer import Producer
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from mx_rmq.retry import Retry
     from mx_rmq.storage.facts import Counts, WorkerFacts
     from mx_rmq.worker.handlers import Handler, Middleware
+
+    Receipts = list[Receipt]  # inside the class, ``list`` is a method
+    Reports = list[AuditReport]
+    AllWorkers = list[WorkerFacts]
 
 P = TypeVar("P")
 
@@ -159,7 +164,7 @@ class RedisMessageQueue:
         except NotDurable as error:
             raise error.of(message.id) from None  # this caller has one message of the batch
 
-    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[Receipt]:
+    async def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> Receipts:
         """Store many messages in chunks; each chunk is stored whole or not at all.
 
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all.
@@ -346,6 +351,23 @@ class RedisMessageQueue:
         """Where a message is, and what is known about it."""
         return await Inspector(self._lifecycle.shards).find(id_)
 
+    async def list(
+        self, topic: str, *, state: Listed = "pending", limit: int = 50, after: str | None = None
+    ) -> MessagePage:
+        """The messages of a topic that are in one state, a page at a time.
+
+        Args:
+            topic: whose messages.
+            state: ``pending`` (in the order in which they will run), ``running`` or ``held`` (the oldest
+                claim first), ``delayed`` (the next one due first) or ``dead`` (the latest death first).
+            limit: the most messages on a page, up to 1,000.
+            after: the ``next`` of the page before; None for the first page.
+
+        A page may be short, even empty, although more follow: as long as ``next`` is not None there is more
+        to look at. Messages move on between two pages.
+        """
+        return await list_messages(self._lifecycle.shards, topic, state, limit, after)
+
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in one sentence."""
         return await Inspector(self._lifecycle.shards).explain(id_)
@@ -354,7 +376,7 @@ class RedisMessageQueue:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> AllWorkers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
 
@@ -378,7 +400,7 @@ class RedisMessageQueue:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
         return await Topics(self._lifecycle.shards).purge(topic)
 
-    async def audit(self, *, repair: bool = False) -> list[AuditReport]:
+    async def audit(self, *, repair: bool = False) -> Reports:
         """Check that every message is in exactly one place; returns one report per shard."""
         lease = self.config.lease
         return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]

@@ -14,14 +14,15 @@ PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
     AuditReport Config ConfigError Context Counts DeadLetter DeadLetters EmbeddedServerError Finding Handler
-    InvalidName InvalidPayload LeaseLost Load Message MessageFacts MessageTooLarge MxRmqError NoHandler NotDead
+    InvalidName InvalidPayload LeaseLost Load Message MessageFacts MessagePage MessageTooLarge MxRmqError
+    NoHandler NotDead
     NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry
     RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
     WorkerFacts WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts dlq explain find handler has_produce_middleware middleware open pause
-    produce produce_many produce_middleware purge resume run start stop sync workers
+    audit cancel close config counts dlq explain find handler has_produce_middleware list middleware open
+    pause produce produce_many produce_middleware purge resume run start stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes

@@ -7,12 +7,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
 from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
-from mx_rmq.payloads import encode_payload
+from mx_rmq.payloads import encode_payload, plain_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
@@ -57,11 +55,7 @@ class DeadLetter:
     @property
     def payload(self) -> Any:
         """The payload as plain values; None if it cannot be read."""
-        message = self.message
-        try:
-            return None if message is None else msgspec.json.decode(message.payload)
-        except msgspec.MsgspecError:
-            return None
+        return plain_payload(self.message)
 
 
 @dataclass(frozen=True, slots=True)

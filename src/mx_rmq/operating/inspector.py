@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from math import inf
 from operator import add
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id
-from mx_rmq.errors import UnreadableMessage
-from mx_rmq.message import Message, decode_message
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
-from mx_rmq.storage.contract import Lease, instant
+from mx_rmq.operating.messages import MessageFacts, dead_facts, live_facts
+from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.facts import Counts, WorkerFacts
-from mx_rmq.storage.queries import Live, Queries
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.storage.shard import Shard
-
-State = Literal["pending", "running", "held", "delayed", "dead", "gone"]
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """What is known about a message now."""
-
-    id: str
-    state: State
-    topic: str = ""
-    message: Message | None = None
-    """The stored message with its history; None if it is gone or cannot be read."""
-    due_at: float | None = None
-    expires_at: float | None = None
-    holder: str | None = None
-    claimed_at: float | None = None
-    lease_until: float | None = None
-    died_at: float | None = None
-    reason: str = ""
-    error: str = ""
 
 
 class Inspector:
@@ -60,20 +37,12 @@ class Inspector:
         if live is not None:
             lease = Lease.parse(live.lease or "")
             held = lease is not None and await queries.is_held(id_, live.topic, lease)
-            return facts_of(id_, live, held=held)
+            return live_facts(id_, live, held=held)
         try:
             letter = await DeadLetters(self._shards).get(id_)
         except NotDead:
             return MessageFacts(id_, "gone")
-        return MessageFacts(
-            id_,
-            "dead",
-            letter.topic,
-            letter.message,
-            died_at=letter.died_at,
-            reason=letter.reason,
-            error=letter.error,
-        )
+        return dead_facts(letter)
 
     async def counts(self) -> Counts:
         """The queue's counts, by topic."""
@@ -145,37 +114,6 @@ class Inspector:
         return (
             f"{_workers(workers)} will move it shortly" if workers else "no live worker is there to move it"
         )
-
-
-def facts_of(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
-    """What is known about a message that is not dead."""
-    try:
-        message = decode_message(live.body)
-    except UnreadableMessage:
-        message = None
-    if live.lease is not None:
-        lease = Lease.parse(live.lease)
-        return MessageFacts(
-            id_,
-            "held" if held else "running",
-            live.topic,
-            message,
-            expires_at=lease.expires_at if lease else None,
-            holder=lease.holder if lease else "an unknown holder",
-            claimed_at=lease.claimed_at if lease else None,
-            lease_until=live.deadline,
-        )
-    if live.due_at is not None:
-        expires = (live.kept or "").split()[2:3]
-        return MessageFacts(
-            id_,
-            "delayed",
-            live.topic,
-            message,
-            due_at=live.due_at,
-            expires_at=instant(expires[0] if expires else None),
-        )
-    return MessageFacts(id_, "pending", live.topic, message, expires_at=live.deadline)
 
 
 def _workers(workers: Sequence[WorkerFacts]) -> str:

@@ -13,11 +13,12 @@ from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, held_ids
-from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, TOPIC_FIELD
+from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, TOPIC_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from mx_rmq.message import Lane
     from mx_rmq.storage.contract import TopicRow
     from mx_rmq.storage.store import Commands, Store
 
@@ -166,6 +167,32 @@ class Queries:
             body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
         )
 
+    async def lives(self, topic: str, ids: Sequence[str]) -> list[Live | None]:
+        """Messages of a topic without their bodies; None for one that does not belong to it."""
+        if not ids:
+            return []
+        fields = [id_ + part for part in (TOPIC_FIELD, KEPT_FIELD) for id_ in ids]
+        stored, leases, dues, deadlines = await asyncio.gather(
+            self._read("HMGET", "payload", *fields),
+            self._command("HMGET", self._keys.of_topic(topic, "processing"), *ids),
+            self._read("ZMSCORE", "delay_tasks", *ids),
+            self._read("ZMSCORE", "all_expire_monitor", *ids),
+        )
+        return [
+            None
+            if _text(of) != topic
+            else Live(b"", topic, _text(lease) or None, _seconds(due), _seconds(end), _text(kept) or None)
+            for of, kept, lease, due, end in zip(
+                stored[: len(ids)], stored[len(ids) :], leases, dues, deadlines, strict=True
+            )
+        ]
+
+    async def pending_ids(self, topic: str, lane: Lane, start: int, count: int) -> list[str]:
+        """Entries of a pending list, the next to be claimed first; some may be stale."""
+        key = self._keys.of_topic(topic, PENDING[lane])
+        entries = await self._command("LRANGE", key, -start - count, -start - 1)
+        return [_text(id_) for id_ in reversed(entries)]
+
     async def leases(self, topic: str) -> dict[str, Lease]:
         """All readable leases of a topic, by id."""
         leases: dict[str, Lease] = {}
@@ -216,6 +243,12 @@ class Queries:
         key = self._keys.of_queue(part)
         asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
         return list(await asyncio.gather(*asked))
+
+    async def delayed_from(self, score: str, skip: int, count: int) -> list[tuple[str, str]]:
+        """Ids of delayed messages and their due times as stored, from a due time on."""
+        options = ("BYSCORE", "LIMIT", skip, count, "WITHSCORES")
+        rows = await self._read("ZRANGE", "delay_tasks", score, "inf", *options)
+        return [(_text(id_), _text(due)) for id_, due in _rows(rows)]
 
     async def delayed_ids(self, start: int, count: int) -> list[str]:
         """Ids of delayed messages, the next one due first."""
