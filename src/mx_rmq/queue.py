@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-_HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger")
+_HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger", "remember")
 _HANDLERS_ELSEWHERE = {
     "max_retries": "retry=Retry(max_attempts=…)",
     "max_tries": "retry=Retry(max_attempts=…)",
@@ -103,6 +103,7 @@ class RedisMessageQueue:
         message_id: MessageId | None = None,
         headers: Mapping[str, str] | None = None,
         dedup_for: Duration = 0.0,
+        remember: Duration | None = None,
         durability: Durability | None = None,
         **_unknown: Never,
     ) -> Receipt:
@@ -120,6 +121,8 @@ class RedisMessageQueue:
                 taken, nothing is stored and the receipt's ``duplicate`` is True.
             headers: strings that the handler finds in its context.
             dedup_for: seconds for which the id stays taken after the message is done.
+            remember: seconds, up to 30 days, for which ``find`` and ``explain`` still tell what became of it
+                after it is done or dead. The default is the handler's; 0 for not at all.
             durability: return only once it is on the server's ``disk``, or ``replicated``. The default is
                 the queue's option, which is ``memory`` unless it is set.
 
@@ -143,6 +146,7 @@ class RedisMessageQueue:
                 "message_id": message_id,
                 "headers": {} if headers is None else checked_headers(headers),
                 "dedup_for": dedup_for,
+                "remember": remember,
                 "durability": durability,
             }
             return await around(self._produce_layers, self._produce)(topic, payload, options)
@@ -156,6 +160,7 @@ class RedisMessageQueue:
             message_id=message_id,
             headers=headers,
             dedup_for=dedup_for,
+            remember=remember,
             durability=durability,
         ).message(self._fitting(topic, payload))
         producer = self._lifecycle.producer or await self._producer()
@@ -220,6 +225,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
+        remember: Duration | None = None,
     ) -> Callable[[Callable[Concatenate[P, ...], Any]], Handler[P]]: ...
 
     @overload
@@ -232,6 +238,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
+        remember: Duration | None = None,
     ) -> Callable[[Callable[Concatenate[list[P], ...], Any]], Handler[P]]: ...
 
     def handler(
@@ -243,6 +250,7 @@ class RedisMessageQueue:
         concurrency: int | None = None,
         batch: int | None = None,
         linger: Duration = 0.0,
+        remember: Duration | None = None,
         **_unknown: Never,
     ) -> Any:
         """Register a function for a topic.
@@ -258,6 +266,8 @@ class RedisMessageQueue:
             batch: pass up to this many messages in one call. A normal return completes all, an error
                 fails all, and a returned list gives each its own outcome: None, or an error.
             linger: how many seconds to wait for a batch to fill.
+            remember: seconds, up to 30 days, for which ``find`` and ``explain`` still tell what became of a
+                message after it is done or dead; ``produce`` may say otherwise.
         """
         from mx_rmq.worker.handlers import Handler  # imported here: a pure producer does not need it
 
@@ -281,6 +291,7 @@ class RedisMessageQueue:
                 concurrency=concurrency,
                 batch=batch,
                 linger=linger,
+                remember=remember,
             )
             self._handlers[topic] = handler
             return handler

@@ -107,7 +107,7 @@ async def test_resuming_what_is_not_paused_wakes_nobody(store: Store, redis: Red
         assert await store.resume("t") is False
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "{x}", "a b", "x" * 129])
+@pytest.mark.parametrize("name", ["", "a=b", "{x}", "a b", "x" * 129])
 async def test_what_cannot_be_a_topic_cannot_be_paused(store: Store, redis: Redis, name: str) -> None:
     """A name that no message can have would stay in the list of paused topics for ever."""
     with pytest.raises(InvalidName):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
-from mx_rmq.operating.messages import MessageFacts, dead_facts, live_facts
+from mx_rmq.operating.messages import MessageFacts, dead_facts, ended_facts, live_facts
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.facts import Counts, WorkerFacts
 from mx_rmq.storage.queries import Queries
@@ -29,7 +29,10 @@ class Inspector:
         self._shards = shards
 
     async def find(self, id_: str) -> MessageFacts:
-        """Everything known about a message; its state is ``gone`` if it does not exist."""
+        """Everything known about a message; its state is ``gone`` if it does not exist.
+
+        It is ``done``, or ``dead`` though no longer in the DLQ, as long as that is remembered.
+        """
         id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
         queries = Queries(shard.operating)
@@ -41,7 +44,8 @@ class Inspector:
         try:
             letter = await DeadLetters(self._shards).get(id_)
         except NotDead:
-            return MessageFacts(id_, "gone")
+            ended = await queries.ended(id_)
+            return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
         return dead_facts(letter)
 
     async def counts(self) -> Counts:
@@ -64,6 +68,10 @@ class Inspector:
         match facts.state:
             case "gone":
                 return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
+            case "done":
+                return f"{name} was done at {_when(facts.ended_at)}; its handler ran for {facts.took:.3g} s"
+            case "dead" if facts.ended_at is not None:
+                return f"{name} died at {_when(facts.ended_at)} and is not in the DLQ any more"
             case "dead":
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
                 dead = f"{name} has been dead since {_when(facts.died_at)}"

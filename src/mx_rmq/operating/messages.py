@@ -13,11 +13,12 @@ from mx_rmq.storage.contract import Lease, instant
 if TYPE_CHECKING:
     from mx_rmq.message import Message
     from mx_rmq.operating.dead_letters import DeadLetter
+    from mx_rmq.storage.contract import Ended
     from mx_rmq.storage.queries import Live
 
 Listed = Literal["pending", "running", "held", "delayed", "dead"]
 """The states of messages that can be listed."""
-State = Literal[Listed, "gone"]
+State = Literal[Listed, "done", "gone"]
 
 STATES: Final[tuple[Listed, ...]] = get_args(Listed)
 
@@ -39,6 +40,10 @@ class MessageFacts:
     died_at: float | None = None
     reason: str = ""
     error: str = ""
+    ended_at: float | None = None
+    """When it was done, or died, if that is remembered."""
+    took: float | None = None
+    """How many seconds its last attempt ran, if that is remembered."""
 
     @property
     def created_at(self) -> float | None:
@@ -114,3 +119,9 @@ def dead_facts(letter: DeadLetter) -> MessageFacts:
         reason=letter.reason,
         error=letter.error,
     )
+
+
+def ended_facts(id_: str, ended: Ended) -> MessageFacts:
+    """What is remembered of a message that is no longer stored."""
+    died_at = ended.at if ended.how == "dead" else None
+    return MessageFacts(id_, ended.how, ended.topic, died_at=died_at, ended_at=ended.at, took=ended.took)

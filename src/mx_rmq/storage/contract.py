@@ -14,6 +14,9 @@ from mx_rmq.message import Lane
 _LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)(?: (\S+))?", re.ASCII)
 
 
+_ENDED: Final = re.compile(r"(done|dead) (\d{1,16}) (\d{1,16}) (\S+)", re.ASCII)
+
+
 class Settled(IntEnum):
     """The result of a call that presents the token of a lease."""
 
@@ -53,6 +56,35 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     durability: Durability = "memory"
     asked_at: float = 0.0
     """When its producer asked for it, by ``time.monotonic``; the producer's patience begins then."""
+
+
+class Kept(NamedTuple):
+    """What is kept of a message after its end; durations in seconds."""
+
+    dedup_for: float = 0.0
+    """How long its id stays taken, if it is done."""
+    remember_for: float = 0.0
+    """How long the server remembers what became of it."""
+    took: float = 0.0
+    """How long its handler ran."""
+
+
+class Ended(NamedTuple):
+    """What became of a message, as the server remembers it."""
+
+    how: Literal["done", "dead"]
+    at: float
+    took: float
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> Ended | None:
+        """Parse what is stored; None if it cannot be read."""
+        found = _ENDED.fullmatch(text)
+        if found is None:
+            return None
+        how: Literal["done", "dead"] = "done" if found[1] == "done" else "dead"
+        return cls(how, int(found[2]) / 1000, int(found[3]) / 1000, found[4])
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

@@ -67,6 +67,10 @@ class Keys:
         """The key that holds the last call of a producer."""
         return f"{self.prefix}call:of:{producer}"  # no topic has a part "of:…"
 
+    def of_end(self, id_: str) -> str:
+        """The key that tells what became of a message."""
+        return f"{self.prefix}ended={id_}"  # no id and no topic has an equals sign
+
     def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:
         """The KEYS of a script, in the order of its header."""
         return self._of_script(script, topic, producer)

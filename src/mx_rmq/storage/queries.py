@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
-from mx_rmq.storage.contract import Lease
+from mx_rmq.storage.contract import Ended, Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, held_ids
 from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, TOPIC_FIELD
@@ -166,6 +166,10 @@ class Queries:
         return Live(
             body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
         )
+
+    async def ended(self, id_: str) -> Ended | None:
+        """What became of a message, if that is remembered."""
+        return Ended.parse(_text(await self._command("GET", self._keys.of_end(id_))))
 
     async def lives(self, topic: str, ids: Sequence[str]) -> list[Live | None]:
         """Messages of a topic without their bodies; None for one that does not belong to it."""

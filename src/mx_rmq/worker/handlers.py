@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
 from mx_rmq.errors import ConfigError
-from mx_rmq.limits import BATCH
+from mx_rmq.limits import BATCH, LONGEST_MEMORY
 from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.retry import Retry
 from mx_rmq.worker.payload_types import payload_type_of
@@ -54,6 +54,7 @@ class Handler(Generic[P]):
         concurrency: int | None = None,
         batch: int | None = None,
         linger: Duration = 0.0,
+        remember: Duration | None = None,
     ) -> None:
         self.topic = check_topic(topic)
         if not callable(function):
@@ -65,6 +66,9 @@ class Handler(Generic[P]):
             raise ConfigError(f"linger of topic {topic!r} is for batches; give batch= too")
         self.timeout: float | None = check_seconds(
             f"timeout of topic {topic!r}", timeout, above=0.0, none="no limit"
+        )
+        self.remember: float | None = check_seconds(
+            f"remember of topic {topic!r}", remember, most=LONGEST_MEMORY, none="not at all"
         )
         if not isinstance(retry, Retry):
             raise refusal(f"retry of topic {topic!r}", "a Retry(...)", retry)

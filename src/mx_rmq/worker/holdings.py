@@ -108,7 +108,7 @@ class Job:
         """When the lease is over at the earliest, by the loop's clock; no handler begins after that."""
         self.started_at = 0.0
         self.took = 0.0
-        """How long its handler ran; measured for the events of completed messages only."""
+        """How long its handler ran; measured only for events of completed messages and to be remembered."""
         self.end: End | None = None
         self.verdict: Verdict | None = None
         """How it ends, once that is known."""

@@ -141,13 +141,15 @@ class Runner:
             return _abandoned(job.end)
         try:
             job.message = message = decode_message(job.delivery.body)
+            if job.handler.remember is not None and message.remember_for is None:
+                message.remember_for = job.handler.remember
             if job.delivery.expires_at <= job.holdings.server_time(now):
                 return outcome.expired(message)
             job.payload = job.handler.payload_type.decode(message.payload)
         except UnreadableMessage as error:
             return outcome.unreadable(error)
         except InvalidPayload as error:
-            return outcome.unfit(error)
+            return outcome.unfit(error, job.message)
         return None
 
     # -- the handler
@@ -176,9 +178,9 @@ class Runner:
         message, end = job.message, job.end
         assert message is not None
         if end is None and error is None:
-            if events.heard(events.MessageCompleted):
+            if message.remember_for or events.heard(events.MessageCompleted):
                 job.took = self._loop.time() - job.started_at
-            return outcome.succeeded(message)
+            return outcome.succeeded(message, job.took)
         if end is not None and end is not End.TIMEOUT:
             return _abandoned(end)
         took = self._loop.time() - job.started_at
