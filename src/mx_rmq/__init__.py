@@ -33,7 +33,7 @@ from mx_rmq.queue import RedisMessageQueue
 from mx_rmq.raised import Reject, RetryLater
 from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.retry import Retry
-from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts
+from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
 
 if TYPE_CHECKING:
     from mx_rmq.worker.context import Context
@@ -82,6 +82,7 @@ __all__ = [
     "UnreadableMessage",
     "UnsafeServer",
     "WorkerFacts",
+    "Workers",
     "WrongKeyType",
     "run",
     "run_processes",

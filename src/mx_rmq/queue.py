@@ -43,12 +43,11 @@ if TYPE_CHECKING:
     from mx_rmq.producing.producer import Producer
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
-    from mx_rmq.storage.facts import Counts, WorkerFacts
+    from mx_rmq.storage.facts import Counts, Workers
     from mx_rmq.worker.handlers import Handler, Middleware
 
     Receipts = list[Receipt]  # inside the class, ``list`` is a method
     Reports = list[AuditReport]
-    AllWorkers = list[WorkerFacts]
 
 P = TypeVar("P")
 
@@ -387,7 +386,7 @@ class RedisMessageQueue:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
-    async def workers(self) -> AllWorkers:
+    async def workers(self) -> Workers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
 

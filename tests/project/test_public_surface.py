@@ -18,7 +18,7 @@ NAMES = """
     NoHandler NotDead
     NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry
     RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
-    WorkerFacts WrongKeyType run run_processes
+    WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq explain find handler has_produce_middleware list middleware open

@@ -30,6 +30,7 @@ from mx_rmq.storage.keys import (
     TOPIC_PARTS,
 )
 from mx_rmq.storage.queries import Queries
+from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -40,6 +41,9 @@ CHUNK: Final = 500
 
 FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
 """The endings of the fields that a message has beside its body."""
+
+PLACES: Final = ("pending", "processing", "delayed", "dead")
+"""Where a message can be."""
 
 _STALE: Final = f":{STALE}"
 """The ending of the counter of a topic's stale entries."""
@@ -55,6 +59,10 @@ class Finding:
     topic: str = ""
     repaired: bool = False
     detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self)
 
 
 @dataclass(slots=True)
@@ -78,6 +86,26 @@ class AuditReport:
     def live(self) -> int:
         """How many messages are not finished: pending, processing or delayed."""
         return self.places["pending"] + self.places["processing"] + self.places["delayed"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"clean": self.clean} | plain_fields(self)
+
+    def __str__(self) -> str:
+        places = ", ".join(f"{self.places[place]} {place}" for place in PLACES)
+        hints = f", {self.stale_hints} stale entries" if self.stale_hints else ""
+        checked = (
+            "" if self.counters_checked else "; the counters changed during the audit and were not checked"
+        )
+        if self.clean:
+            return f"clean: {places}{hints}{checked}"
+        columns = ("problem", "what", "topic", "repaired", "detail")
+        rows = [
+            (each.kind, each.what, each.topic, "yes" if each.repaired else "no", each.detail)
+            for each in self.findings
+        ]
+        found = f"{len(rows)} finding{'' if len(rows) == 1 else 's'}"
+        return f"{found}: {places}{hints}{checked}\n{table(columns, rows)}"
 
 
 async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> AuditReport:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import reduce
-from math import inf
 from operator import add
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
-from mx_rmq.operating.messages import MessageFacts, dead_facts, ended_facts, live_facts
+from mx_rmq.operating.messages import MessageFacts, ended_facts, live_facts
 from mx_rmq.storage.contract import Lease
-from mx_rmq.storage.facts import Counts, WorkerFacts
+from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
+from mx_rmq.tables import utc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,20 +45,23 @@ class Inspector:
         except NotDead:
             ended = await queries.ended(id_)
             return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
-        return dead_facts(letter)
+        return letter.facts
 
     async def counts(self) -> Counts:
         """The queue's counts, by topic."""
         first, *others = [await Queries(shard.operating).counts() for shard in self._shards]
         return reduce(add, others, first)
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> Workers:
         """The live workers: those that registered recently."""
         found: dict[str, WorkerFacts] = {}
+        read_at = 0.0
         for shard in self._shards:
-            for worker in await Queries(shard.operating).workers():
-                found[worker.name] = worker if worker.name not in found else found[worker.name] + worker
-        return sorted(found.values(), key=lambda worker: worker.name)
+            here = await Queries(shard.operating).workers()
+            read_at = here.read_at
+            for worker in here:
+                found[worker.name] = found[worker.name] + worker if worker.name in found else worker
+        return Workers((found[name] for name in sorted(found)), read_at)
 
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in a sentence."""
@@ -69,34 +71,34 @@ class Inspector:
             case "gone":
                 return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
             case "done":
-                return f"{name} was done at {_when(facts.ended_at)}; its handler ran for {facts.took:.3g} s"
+                return f"{name} was done at {utc(facts.ended_at)}; its handler ran for {facts.took:.3g} s"
             case "dead" if facts.ended_at is not None:
-                return f"{name} died at {_when(facts.ended_at)} and is not in the DLQ any more"
+                return f"{name} died at {utc(facts.ended_at)} and is not in the DLQ any more"
             case "dead":
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
-                dead = f"{name} has been dead since {_when(facts.died_at)}"
+                dead = f"{name} has been dead since {utc(facts.died_at)}"
                 return f"{dead}, {why}; replay it with queue.dlq.replay()"
             case "running" | "held":
                 if facts.state == "held":
                     leased = f"{name} is held ready by {facts.holder}, it has not begun"
                 else:
-                    since = "" if facts.claimed_at is None else f" since {_when(facts.claimed_at)}"
+                    since = "" if facts.claimed_at is None else f" since {utc(facts.claimed_at)}"
                     leased = f"{name} has been running on {facts.holder}{since}"
                 if await self._is_over(facts.lease_until):
-                    return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
-                return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
+                    return f"{leased}; the lease ran out at {utc(facts.lease_until)}: {await self._mover()}"
+                return f"{leased}; unless extended, the lease ends at {utc(facts.lease_until)}"
             case "delayed":
                 failed = facts.message.attempts + facts.message.crashes if facts.message else 0
                 why = f"after {failed} failed attempt{'s' if failed > 1 else ''} " if failed else ""
                 if await self._is_over(facts.due_at):
-                    return f"{name} was delayed {why}until {_when(facts.due_at)}: {await self._mover()}"
-                return f"{name} is delayed {why}until {_when(facts.due_at)}"
+                    return f"{name} was delayed {why}until {utc(facts.due_at)}: {await self._mover()}"
+                return f"{name} is delayed {why}until {utc(facts.due_at)}"
             case "pending":
                 return f"{name} is pending: {await self._why_pending(facts)}"
 
     async def _why_pending(self, facts: MessageFacts) -> str:
         if await self._is_over(facts.expires_at):
-            return f"its lifetime ended at {_when(facts.expires_at)}; {await self._mover()}"
+            return f"its lifetime ended at {utc(facts.expires_at)}; {await self._mover()}"
         for shard in self._shards:
             if await Queries(shard.operating).paused(facts.topic):
                 return "the topic is paused; resume it with queue.resume()"
@@ -126,12 +128,3 @@ class Inspector:
 
 def _workers(workers: Sequence[WorkerFacts]) -> str:
     return f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-
-
-def _when(instant: float | None) -> str:
-    if instant is None or instant == inf:
-        return "never"
-    try:
-        return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):  # another program's number, or a time after the year 9999
-        return "an unreadable time"

@@ -14,7 +14,7 @@ from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
 from mx_rmq.limits import BATCH
 from mx_rmq.message import LANES
 from mx_rmq.operating.dead_letters import DeadLetters
-from mx_rmq.operating.messages import STATES, MessagePage, dead_facts, live_facts
+from mx_rmq.operating.messages import STATES, MessagePage, live_facts
 from mx_rmq.storage.facts import held_ids
 from mx_rmq.storage.queries import Live, Queries
 
@@ -63,18 +63,19 @@ async def list_messages(
     if state == "dead":
         page = await DeadLetters(shards).list(topic=topic, limit=limit, after=place or None)
         following = None if page.next is None else f"dead,0,{page.next}"
-        return MessagePage([dead_facts(letter) for letter in page.letters], following)
+        return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
+    read_at = await Queries(shards[0].operating).time()
     facts: list[MessageFacts] = []
     for at in range(number, len(shards)):
         if len(facts) == limit:
-            return MessagePage(facts, f"{state},{at},")
+            return MessagePage(facts, f"{state},{at},", read_at)
         queries = Queries(shards[at].operating)
         rows, end = await _rows(queries, topic, state, limit - len(facts), place)
         facts += await _facts(queries, rows)
         if end is not None:
-            return MessagePage(facts, f"{state},{at},{end}")
+            return MessagePage(facts, f"{state},{at},{end}", read_at)
         place = ""
-    return MessagePage(facts, None)
+    return MessagePage(facts, None, read_at)
 
 
 def _begin(shards: list[Shard], state: Listed, after: str | None) -> tuple[int, str]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from msgspec import to_builtins
+
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import decode_message
 from mx_rmq.payloads import plain_payload
 from mx_rmq.storage.contract import Lease, instant
+from mx_rmq.tables import ago, block, iso, plain_fields, table, utc
+from mx_rmq.traces import place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from mx_rmq.message import Message
-    from mx_rmq.operating.dead_letters import DeadLetter
     from mx_rmq.storage.contract import Ended
     from mx_rmq.storage.queries import Live
+    from mx_rmq.tables import Cell
 
 Listed = Literal["pending", "running", "held", "delayed", "dead"]
 """The states of messages that can be listed."""
@@ -63,9 +69,46 @@ class MessageFacts:
         return self.message.history[-1].error
 
     @property
+    def place(self) -> str:
+        """Where in the user's code its last error came from; empty if that is not known."""
+        return place_of(self.message.history[-1].trace) if self.message and self.message.history else ""
+
+    @property
     def payload(self) -> Any:
         """The payload as plain values; None if it cannot be read."""
         return plain_payload(self.message)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: the payload decoded, instants as ISO texts in UTC."""
+        own = plain_fields(self)
+        del own["message"]
+        return own | message_fields(self.message) | {"last_error": self.last_error, "place": self.place}
+
+    def __str__(self) -> str:
+        message = self.message
+        return block(
+            {
+                "message": self.id,
+                "state": self.state,
+                "topic": self.topic,
+                "produced": _utc(self.created_at),
+                "due": _utc(self.due_at),
+                "expires": _utc(self.expires_at),
+                "holder": self.holder,
+                "claimed": _utc(self.claimed_at),
+                "lease until": _utc(self.lease_until),
+                "died": _utc(self.died_at),
+                "ended": _utc(self.ended_at),
+                "took": None if self.took is None else f"{self.took:.3g} s",
+                "reason": self.reason,
+                "attempts": self.attempts or None,
+                "last error": self.last_error,
+                "place": self.place,
+                "payload": None
+                if message is None
+                else bytes(message.payload)[:1000].decode(errors="replace"),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +118,58 @@ class MessagePage:
     messages: list[MessageFacts]
     next: str | None
     """What to pass as *after* for the next page; None after the last."""
+    read_at: float = 0.0
+    """When it was read, by the server's clock; ages are counted from then."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        now = self.read_at
+        columns: dict[str, list[str | int]] = {
+            "message": [facts.id for facts in self.messages],
+            "state": [facts.state for facts in self.messages],
+            "produced": [ago(facts.created_at, now) for facts in self.messages],
+            "due": [ago(facts.due_at, now) for facts in self.messages],
+            "claimed": [ago(facts.claimed_at, now) for facts in self.messages],
+            "died": [ago(facts.died_at, now) for facts in self.messages],
+            "holder": [facts.holder or "-" for facts in self.messages],
+            "attempts": [facts.attempts for facts in self.messages],
+            "last error": [facts.last_error for facts in self.messages],
+        }
+        used = {
+            name: cells for name, cells in columns.items() if any(cell not in ("-", "") for cell in cells)
+        }
+        return paged(used, self.next, "no message")
+
+
+def message_fields(message: Message | None) -> dict[str, Any]:
+    """What a stored message says, as JSON has it; None for all of it if it cannot be read."""
+    if message is None:
+        return dict.fromkeys(
+            ("payload", "priority", "headers", "created_at", "attempts", "replays", "history")
+        )
+    return {
+        "payload": plain_payload(message),
+        "priority": message.priority,
+        "headers": dict(message.headers),
+        "created_at": iso(message.created_at),
+        "attempts": message.attempts + message.crashes,
+        "replays": message.replays,
+        "history": [{**to_builtins(attempt), "at": iso(attempt.at)} for attempt in message.history],
+    }
+
+
+def paged(columns: Mapping[str, Sequence[Cell]], following: str | None, empty: str) -> str:
+    """A page as a table, and how to get the next one."""
+    rows = list(zip(*columns.values(), strict=True))
+    text = table(list(columns), rows) if rows else empty
+    return text if following is None else f"{text}\n… more with after={following!r}"
+
+
+def _utc(instant: float | None) -> str | None:
+    return None if instant is None else utc(instant)
 
 
 def live_facts(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
@@ -106,19 +201,6 @@ def live_facts(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
             expires_at=instant(expires[0] if expires else None),
         )
     return MessageFacts(id_, "pending", live.topic, message, expires_at=live.deadline)
-
-
-def dead_facts(letter: DeadLetter) -> MessageFacts:
-    """What is known about a dead message."""
-    return MessageFacts(
-        letter.id,
-        "dead",
-        letter.topic,
-        letter.message,
-        died_at=letter.died_at,
-        reason=letter.reason,
-        error=letter.error,
-    )
 
 
 def ended_facts(id_: str, ended: Ended) -> MessageFacts:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import add
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.message import LANES
+from mx_rmq.tables import ago, block, iso, plain_fields, table, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +28,10 @@ class Load(NamedTuple):
     """Messages whose handler has begun."""
     held: int = 0
     """Messages that it holds ready; they have not begun."""
+
+    def as_dict(self) -> dict[str, int]:
+        """As plain values."""
+        return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,24 @@ class WorkerFacts:
         """How many messages it holds ready; they have not begun."""
         return sum(load.held for load in self.load.values())
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return plain_fields(self) | {"running": self.running, "held": self.held}
+
+    def __str__(self) -> str:
+        return block(
+            {
+                "worker": self.name,
+                "running": self.running,
+                "held": self.held,
+                "at once": self.concurrency,
+                "topics": ", ".join(self.topics),
+                "pid": self.pid,
+                "started": utc(self.started_at),
+                "seen": utc(self.seen_at),
+            }
+        )
+
     def __add__(self, other: WorkerFacts) -> WorkerFacts:
         """The same worker on two shards."""
         load = dict(self.load)
@@ -67,6 +92,43 @@ class WorkerFacts:
     def at_once(self, topic: str) -> float:
         """The most messages of a topic that it runs at once; ``inf`` if it does not say."""
         return self.limits.get(topic, self.concurrency) or inf
+
+
+class Workers(list[WorkerFacts]):
+    """Live workers; prints as a table.
+
+    Args:
+        workers: in the order of their names.
+        read_at: when they were looked at, by the server's clock; ages are counted from then.
+    """
+
+    def __init__(self, workers: Iterable[WorkerFacts] = (), read_at: float = 0.0) -> None:
+        super().__init__(workers)
+        self.read_at = read_at
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return {"workers": [worker.as_dict() for worker in self], "read_at": iso(self.read_at)}
+
+    def __str__(self) -> str:
+        if not self:
+            return "no live worker"
+        return table(
+            ("worker", "running", "held", "at once", "pid", "started", "seen", "topics"),
+            [
+                (
+                    worker.name,
+                    worker.running,
+                    worker.held,
+                    worker.concurrency,
+                    worker.pid,
+                    ago(worker.started_at or None, self.read_at),
+                    ago(worker.seen_at, self.read_at),
+                    ", ".join(worker.topics),
+                )
+                for worker in self
+            ],
+        )
 
 
 def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFacts]) -> set[str]:
@@ -89,6 +151,12 @@ def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFa
         count = int(max(worker.load.get(topic, Load()).held, surplus, 0))
         held |= {id_ for _, _, id_ in own[max(0, len(own) - count) :]}
     return held
+
+
+_COLUMNS: Final = (
+    *("pending", "running", "held", "delayed", "dead", "oldest", "paused", "produced", "completed"),
+    *("retried", "recovered", "died"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +186,18 @@ class TopicCounts:
         """Messages that workers have: running or held."""
         return self.running + self.held
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        return table(_COLUMNS, [self._row(0.0)])
+
+    def _row(self, now: float) -> tuple[str | int, ...]:
+        places = (self.pending, self.running, self.held, self.delayed, self.in_dlq)
+        totals = (self.produced, self.completed, self.retried, self.recovered, self.dead)
+        return (*places, ago(self.oldest_at, now), "yes" if self.paused else "", *totals)
+
     def __add__(self, other: TopicCounts) -> TopicCounts:
         """The counts of a topic on two shards."""
         oldest = [at for at in (self.oldest_at, other.oldest_at) if at is not None]
@@ -145,6 +225,8 @@ class Counts:
     delayed: int = 0
     dead: int = 0
     """Messages that are dead now."""
+    read_at: float = 0.0
+    """When they were counted, by the server's clock."""
 
     @property
     def pending(self) -> int:
@@ -166,9 +248,27 @@ class Counts:
         """Messages that workers have: running or held."""
         return self.running + self.held
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        sums = {"pending": self.pending, "running": self.running, "held": self.held}
+        return sums | plain_fields(self)
+
+    def __str__(self) -> str:
+        if not self.topics:
+            return "no topic"
+        rows = [(topic, *counts._row(self.read_at)) for topic, counts in self.topics.items()]
+        if len(rows) > 1:
+            total = reduce(add, self.topics.values())
+            whole = replace(total, delayed=self.delayed, in_dlq=self.dead, paused=False)
+            rows.append(("all", *whole._row(self.read_at)))
+        return table(("topic", *_COLUMNS), rows)
+
     def __add__(self, other: Counts) -> Counts:
         """The counts of two shards."""
         topics = dict(self.topics)
         for topic, own in other.topics.items():
             topics[topic] = topics.get(topic, TopicCounts()) + own
-        return Counts(topics, self.delayed + other.delayed, self.dead + other.dead)
+        read_at = max(self.read_at, other.read_at)
+        return Counts(
+            dict(sorted(topics.items())), self.delayed + other.delayed, self.dead + other.dead, read_at
+        )

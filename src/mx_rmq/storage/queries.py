@@ -12,7 +12,7 @@ from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
-from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, held_ids
+from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
 from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, TOPIC_FIELD
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Queries:
             topic: _counts(rows[topic], serving.get(topic), paused=topic.encode() in paused)
             for topic in named
         }
-        return Counts(counts, delayed, dead)
+        return Counts(counts, delayed, dead, workers.read_at)
 
     async def topic_counts(self, topic: str) -> TopicCounts:
         """The counts of one topic."""
@@ -93,7 +93,7 @@ class Queries:
         """Whether a topic is paused."""
         return bool(await self._read("SISMEMBER", "paused", topic))
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> Workers:
         """The workers that registered within the last ``SILENCE`` seconds.
 
         A silent one is removed when another worker registers, which may never happen.
@@ -104,11 +104,9 @@ class Queries:
             self.time(),
         )
         said, since = _pairs(facts), (now - SILENCE) * 1000
-        return [
-            _worker(name, score, said[name])
-            for name, score in _rows(seen)
-            if name in said and float(score) >= since
-        ]
+        live = [name for name, score in _rows(seen) if name in said and float(score) >= since]
+        scores = _pairs(seen)
+        return Workers((_worker(name, scores[name], said[name]) for name in sorted(live)), now)
 
     async def is_held(self, id_: str, topic: str, lease: Lease) -> bool:
         """Whether a leased message is held ready by its worker, as far as that is known."""
