@@ -28,7 +28,7 @@ from mx_rmq.message import Message, PastAttempt
 from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
-from mx_rmq.operating.inspector import MessageFacts
+from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
 from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -38,7 +38,7 @@ from mx_rmq.queue import RedisMessageQueue
 from mx_rmq.raised import Reject, RetryLater
 from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.retry import Retry
-from mx_rmq.storage.queries import Counts, TopicCounts, WorkerFacts
+from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
 
 if TYPE_CHECKING:
     from mx_rmq.worker.context import Context
@@ -65,8 +65,10 @@ __all__ = [
     "InvalidPayload",
     "JsonFormatter",
     "LeaseLost",
+    "Load",
     "Message",
     "MessageFacts",
+    "MessagePage",
     "MessageTooLarge",
     "Middleware",
     "MxRmqError",
@@ -99,6 +101,7 @@ __all__ = [
     "UnreadableMessage",
     "UnsafeServer",
     "WorkerFacts",
+    "Workers",
     "WrongKeyType",
     "run",
     "run_processes",

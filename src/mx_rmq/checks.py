@@ -33,7 +33,13 @@ def refusal(what: str, rule: str, given: object) -> ConfigError:
 
 
 def check_seconds(
-    what: str, value: Any, *, least: float = 0.0, above: float | None = None, none: str = ""
+    what: str,
+    value: Any,
+    *,
+    least: float = 0.0,
+    above: float | None = None,
+    most: float | None = None,
+    none: str = "",
 ) -> Any:
     """Return a duration in seconds; a ``timedelta`` is one too.
 
@@ -42,6 +48,7 @@ def check_seconds(
         value: seconds.
         least: the shortest that is allowed.
         above: the value must be greater than this.
+        most: the longest that is allowed.
         none: what None means; empty if None is not allowed.
 
     Raises:
@@ -52,8 +59,15 @@ def check_seconds(
     given = value
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if not is_number(value) or not least <= value < MOST_SECONDS or (above is not None and value <= above):
+    if (
+        not is_number(value)
+        or not least <= value < MOST_SECONDS
+        or (above is not None and value <= above)
+        or (most is not None and value > most)
+    ):
         bound = f">= {least:g}" if above is None else f"> {above:g}"
+        if most is not None:
+            bound = f"from {least:g} to {most:.0f}"
         raise refusal(what, f"seconds {bound}{f', or None for {none}' if none else ''}", given)
     return value
 

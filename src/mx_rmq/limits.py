@@ -13,6 +13,9 @@ CALL_MEMORY: Final = 60.0
 REPLY_BYTES: Final = 4 * 1024 * 1024
 """Bytes of the longest reply to ask for, unless one body is longer: other calls wait behind a reply."""
 
+LONGEST_MEMORY: Final = 30 * 86400.0
+"""The most seconds for which the server remembers what became of a message."""
+
 MAX_BYTES: Final = 1024 * 1024
 """The largest message in bytes, unless the queue sets its own limit."""
 

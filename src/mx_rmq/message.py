@@ -8,7 +8,7 @@ import msgspec
 
 from mx_rmq.checks import plain
 from mx_rmq.errors import UnreadableMessage
-from mx_rmq.limits import MOST_SECONDS
+from mx_rmq.limits import LONGEST_MEMORY, MOST_SECONDS
 
 FORMAT: Final = 1
 HISTORY_LIMIT: Final = 20
@@ -25,6 +25,10 @@ Tally = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=MOST_SECONDS)]
 """Bounded: a script refuses a longer duration, and with it all other messages of the call."""
+
+
+Memory = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_MEMORY)]
+"""Bounded for the same reason."""
 
 
 class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -50,6 +54,8 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     created_at: float
     ttl: Seconds | None = None
     dedup_for: Seconds | None = None
+    remember_for: Memory | None = None
+    """How long the server remembers what became of it; None leaves that to its handler."""
     attempts: Tally = 0
     """Deliveries that failed, by exception or timeout."""
     crashes: Tally = 0

@@ -16,6 +16,8 @@ from mx_rmq.message import ENCODER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mx_rmq.message import Message
+
 _DEPTH_LIMIT: Final = 200
 _INTEGER_BITS: Final = 14_000
 """About where Python refuses to convert an integer to or from text (4,300 digits)."""
@@ -56,6 +58,14 @@ def encode_payload(payload: Any) -> msgspec.Raw:
         where, why = problem
         raise InvalidPayload(f"payload{where} {why}")
     return msgspec.Raw(encoded)
+
+
+def plain_payload(message: Message | None) -> Any:
+    """The payload of a stored message as plain values; None if there is none or it cannot be read."""
+    try:
+        return None if message is None else _plain_decoder.decode(message.payload)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _problem(payload: Any, encoded: bytes) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from mx_rmq.observing import logs
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
+from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.topics import Topics
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
@@ -38,17 +39,19 @@ if TYPE_CHECKING:
     from mx_rmq.config import Durability, QueueOptions
     from mx_rmq.message import Lane
     from mx_rmq.operating.audit import AuditReport
-    from mx_rmq.operating.inspector import MessageFacts
+    from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
     from mx_rmq.receipt import Receipt
     from mx_rmq.retry import Retry
-    from mx_rmq.storage.queries import Counts, WorkerFacts
+    from mx_rmq.storage.facts import Counts, Workers
     from mx_rmq.storage.store import NewStore
     from mx_rmq.worker.handlers import BatchHandler, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
+    Receipts = list[Receipt]  # inside the class, ``list`` is a method
+    Reports = list[AuditReport]
     Layer = TypeVar("Layer", bound=Middleware)
     ProduceLayer = TypeVar("ProduceLayer", bound=ProduceMiddleware)
     P = ParamSpec("P")
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     OnDead = TypeVar("OnDead", bound=Callable[[DeadEvent], Any])
     OnRetry = TypeVar("OnRetry", bound=Callable[[RetryEvent], Any])
 
-_HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger")
+_HANDLER_OPTIONS = ("retry", "timeout", "concurrency", "batch", "linger", "remember")
 _HANDLERS_ELSEWHERE = {
     "max_retries": "retry=Retry(max_attempts=…)",
     "max_tries": "retry=Retry(max_attempts=…)",
@@ -121,6 +124,7 @@ class RedisMessageQueue:
         message_id: MessageId | None = None,
         headers: Mapping[str, str] | None = None,
         dedup_for: Duration = 0.0,
+        remember: Duration | None = None,
         durability: Durability | None = None,
         **_unknown: Never,
     ) -> Receipt:
@@ -138,6 +142,8 @@ class RedisMessageQueue:
                 taken, nothing is stored and the receipt's ``duplicate`` is True.
             headers: strings that the handler finds in its context.
             dedup_for: seconds for which the id stays taken after the message is done.
+            remember: seconds, up to 30 days, for which ``find`` and ``explain`` still tell what became of it
+                after it is done or dead. The default is the handler's; 0 for not at all.
             durability: return only once it is on the server's ``disk``, or ``replicated``. The default is
                 the queue's option, which is ``memory`` unless it is set.
 
@@ -161,6 +167,7 @@ class RedisMessageQueue:
                 "message_id": message_id,
                 "headers": {} if headers is None else checked_headers(headers),
                 "dedup_for": dedup_for,
+                "remember": remember,
                 "durability": durability,
             }
             return await around(self._produce_layers, self._produce)(topic, payload, options)
@@ -174,6 +181,7 @@ class RedisMessageQueue:
             message_id=message_id,
             headers=headers,
             dedup_for=dedup_for,
+            remember=remember,
             durability=durability,
         ).message(self._fitting(topic, payload))
         producer = self._lifecycle.producer or await self._producer()
@@ -184,7 +192,7 @@ class RedisMessageQueue:
 
     async def produce_many(
         self, topic: str, payloads: Iterable[Any], **options: Unpack[ProduceManyOptions]
-    ) -> list[Receipt]:
+    ) -> Receipts:
         """Store many messages in chunks; each chunk is stored whole or not at all.
 
         Returns one receipt per payload, in order. Options are those of ``produce``, the same for all,
@@ -241,6 +249,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
+        remember: Duration | None = None,
     ) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
 
     @overload
@@ -253,6 +262,7 @@ class RedisMessageQueue:
         retry: Retry | None = None,
         timeout: Duration | None = ...,
         concurrency: int | None = None,
+        remember: Duration | None = None,
     ) -> Callable[[Callable[P, R]], BatchHandler[P, R]]: ...
 
     def handler(
@@ -264,6 +274,7 @@ class RedisMessageQueue:
         concurrency: int | None = None,
         batch: int | None = None,
         linger: Duration = 0.0,
+        remember: Duration | None = None,
         **_unknown: Never,
     ) -> Any:
         """Register a function for a topic.
@@ -279,6 +290,8 @@ class RedisMessageQueue:
             batch: pass up to this many messages in one call. A normal return completes all, an error
                 fails all, and a returned list gives each its own outcome: None, or an error.
             linger: how many seconds to wait for a batch to fill.
+            remember: seconds, up to 30 days, for which ``find`` and ``explain`` still tell what became of a
+                message after it is done or dead; ``produce`` may say otherwise.
         """
         # Imported here: a pure producer does not need it.
         from mx_rmq.worker.handlers import BatchHandler, Handler
@@ -304,6 +317,7 @@ class RedisMessageQueue:
                 concurrency=concurrency,
                 batch=batch,
                 linger=linger,
+                remember=remember,
             )
             self._handlers[topic] = handler
             return handler
@@ -426,6 +440,23 @@ class RedisMessageQueue:
         """Where a message is, and what is known about it."""
         return await Inspector(self._lifecycle.shards).find(id_)
 
+    async def list(
+        self, topic: str, *, state: Listed = "pending", limit: int = 50, after: str | None = None
+    ) -> MessagePage:
+        """The messages of a topic that are in one state, a page at a time.
+
+        Args:
+            topic: whose messages.
+            state: ``pending`` (in the order in which they will run), ``running`` or ``held`` (the oldest
+                claim first), ``delayed`` (the next one due first) or ``dead`` (the latest death first).
+            limit: the most messages on a page, up to 1,000.
+            after: the ``next`` of the page before; None for the first page.
+
+        A page may be short, even empty, although more follow: as long as ``next`` is not None there is more
+        to look at. Messages move on between two pages.
+        """
+        return await list_messages(self._lifecycle.shards, topic, state, limit, after)
+
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in one sentence."""
         return await Inspector(self._lifecycle.shards).explain(id_)
@@ -434,7 +465,7 @@ class RedisMessageQueue:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> Workers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
 
@@ -458,7 +489,7 @@ class RedisMessageQueue:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
         return await Topics(self._lifecycle.shards).purge(topic)
 
-    async def audit(self, *, repair: bool = False) -> list[AuditReport]:
+    async def audit(self, *, repair: bool = False) -> Reports:
         """Check that every message is in exactly one place; returns one report per shard."""
         lease = self.config.lease
         return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]

@@ -175,9 +175,9 @@ def note_settlements(ledger: Ledger) -> None:
     """Write down what became of every settlement, as the server answered it."""
 
     def noted(method: Callable[..., Any], what: str) -> Callable[..., Any]:
-        async def settle(store: Store, topic: str, items: Iterable[Any]) -> list[Settled]:
+        async def settle(store: Store, topic: str, items: Iterable[Any], **options: Any) -> list[Settled]:
             listed: Sequence[Any] = list(items)
-            statuses: list[Settled] = await method(store, topic, listed)
+            statuses: list[Settled] = await method(store, topic, listed, **options)
             for item, status in zip(listed, statuses, strict=True):
                 delivery: Delivery = item[0]
                 word = what if status is Settled.DONE else "refused"

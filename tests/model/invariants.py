@@ -26,6 +26,9 @@ for n, key in ipairs(redis.call('KEYS', '*')) do
     all[n] = { key, kind, redis.call('LRANGE', key, 0, -1) }
   else
     all[n] = { key, kind, redis.call(read[kind], key) }
+    if string.find(key, 'ended=', 1, true) and redis.call('PTTL', key) < 0 then
+      all[n][3] = all[n][3] .. ' for ever'
+    end
   end
 end
 return all
@@ -265,8 +268,11 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
     }
     if {name: value for name, value in state.keys.items() if name.startswith("call=")} != calls:
         yield f"the remembered calls are not {calls}"
+    ends = {name.removeprefix("ended="): value for name, value in state.keys.items() if "ended=" in name}
+    if ends != reference.ended:
+        yield f"what became of messages is remembered as {ends}, not as {reference.ended}"
     for name in state.keys:
-        if name not in KNOWN and not name.startswith("call="):
+        if name not in KNOWN and not name.startswith(("call=", "ended=")):
             yield f"there is a key {name}"
 
 

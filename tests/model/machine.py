@@ -11,7 +11,7 @@ from redis import Redis
 
 from mx_rmq.errors import OutOfMemory, StoreError
 from mx_rmq.message import LANES, Lane
-from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Overdue, Replay, Suspect
+from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.scripts import SCRIPTS, Script
 from mx_rmq.storage.store import Store
@@ -87,6 +87,12 @@ class Line:
 def forged(token: str, n: int) -> str:
     """A token that was never given: too short at its end or its beginning, too long, or none at all."""
     return (token[:-1], token[1:], f"{token}0", "")[n % 4]
+
+
+def kept(seconds: float) -> Kept:
+    """What is kept of a message after its end: nothing, its id, what became of it, or both."""
+    remember_for = 600.0 if seconds >= 5.0 else 0.0  # longer than a history takes
+    return Kept(0.0 if seconds == 5.0 else seconds, remember_for, seconds / 4)
 
 
 class Machine:
@@ -220,7 +226,7 @@ class Machine:
             case "start":
                 return Call("start", (topic, picked), {})
             case "complete":
-                return Call("complete", (topic, [(pick, step.seconds) for pick in picked]), {})
+                return Call("complete", (topic, [(pick, kept(step.seconds)) for pick in picked]), {})
             case "retry" | "put_off" as verb:
                 return Call(verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
             case "release":
@@ -231,7 +237,7 @@ class Machine:
         return Call(
             "move_to_dlq",
             (topic, [(pick, body, b"error") for pick, body in zip(picked, rewritten, strict=True)]),
-            {},
+            {"kept": [kept(step.seconds)] * len(picked)},
         )
 
     def replay(self, id_: str, lane: Lane, ttl: float | None, seen: int, rewrite: bool) -> Replay:
@@ -382,14 +388,13 @@ class Machine:
         await self.send(Call("promote", (1000,), {}))
         overdue = await self.send(Call("take_over", (1000,), {"lease": 30.0, "holder": "drain"}))
         for topic in TOPICS:
-            finished = [(late.delivery, 0.0) for late in overdue.taken if late.delivery.topic == topic]
+            finished = [(late.delivery, Kept()) for late in overdue.taken if late.delivery.topic == topic]
             await self.send(Call("complete", (topic, finished), {}))
         await self.work_off()
         await self.send(Call("promote", (1000,), {}))
         await self.send(Call("delete_dead", (IDS,), {}))
-        stuck = [
-            name for name in self.state.keys if not name.startswith(("topics", "counters", "call=", "fence"))
-        ]
+        small = ("topics", "counters", "call=", "fence", "ended=")
+        stuck = [name for name in self.state.keys if not name.startswith(small)]
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")
         if self.reference.live or self.reference.dead or self.reference.earliest() < inf:
@@ -402,7 +407,7 @@ class Machine:
             while left:
                 claim = await self.send(Call("claim", (topic, 2), {"lease": 30.0, "holder": "drain"}))
                 left = claim.left
-                await self.send(Call("complete", (topic, [(got, 0.0) for got in claim.deliveries]), {}))
+                await self.send(Call("complete", (topic, [(got, Kept()) for got in claim.deliveries]), {}))
 
 
 class Bench:

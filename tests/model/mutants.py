@@ -550,6 +550,39 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "",
     ),
     Mutant(
+        "complete-forgets-the-end",
+        "what became of a message is remembered if that was asked for",
+        "complete_message.lua",
+        "  for id, wish in pairs(wishes or {}) do note_end(prefix, id, 'done', now_ms, topic, wish) end\n",
+        "",
+    ),
+    Mutant(
+        "death-forgets-the-end",
+        "so it is if the message died",
+        "move_to_dlq.lua",
+        "  for id, wish in pairs(wishes) do note_end(prefix, id, 'dead', now_ms, topic, wish) end\n",
+        "",
+    ),
+    Mutant(
+        "end-remembered-for-ever",
+        "what is remembered goes away by itself",
+        "lib/ended.lua",
+        "text, 'PX', wish.remember_ms)",
+        "text)",
+    ),
+    Mutant(
+        "end-remembered-of-a-stale-one",
+        "a late worker does not say what became of a message",
+        "complete_message.lua",
+        "local ids, status = held(payload, processing, 3, 3)\n",
+        """local ids, status = held(payload, processing, 3, 3)
+for n = 1, #ids do
+  local wish = string.match(ARGV[3 + (n - 1) * 3 + 2], '^%d+ (.+)$')
+  if wish then note_end(prefix, ids[n], 'done', now_ms, topic, wish_of(wish)) end
+end
+""",
+    ),
+    Mutant(
         "death-leaves-the-body",
         "a dead message is not live",
         "move_to_dlq.lua",

@@ -15,6 +15,7 @@ from mx_rmq.storage.contract import (
     Claim,
     Delivery,
     Examined,
+    Kept,
     NewMessage,
     NextDelay,
     Overdue,
@@ -90,6 +91,7 @@ class Reference:
         self.live: dict[str, Life] = {}
         self.dead: dict[str, Remains] = {}
         self.done: dict[str, int] = {}
+        self.ended: dict[str, str] = {}
         self.calls: dict[str, tuple[str, list[Stored]]] = {}
         self.topics: set[str] = set()
         self.paused: set[str] = set()
@@ -202,14 +204,15 @@ class Reference:
                 self.live[delivery.id].deadline = self.now + round(lease * 1000)
         return answer
 
-    def complete(self, topic: str, finished: Sequence[tuple[Delivery, float]]) -> list[Settled]:
+    def complete(self, topic: str, finished: Sequence[tuple[Delivery, Kept]]) -> list[Settled]:
         answer = self._held(topic, [delivery for delivery, _ in finished])
-        for (delivery, dedup_for), status in zip(finished, answer, strict=True):
+        for (delivery, kept), status in zip(finished, answer, strict=True):
             if status is Settled.DONE:
                 del self.live[delivery.id]
                 self._count(topic, "completed")
-                if dedup_for > 0:
-                    self.done[delivery.id] = self.now + round(dedup_for * 1000)
+                if kept.dedup_for > 0:
+                    self.done[delivery.id] = self.now + round(kept.dedup_for * 1000)
+                self._end(delivery.id, "done", topic, kept)
         return answer
 
     def retry(self, topic: str, failed: Sequence[tuple[Delivery, float, bytes]]) -> list[Settled]:
@@ -244,13 +247,16 @@ class Reference:
                 self._count(topic, "released")
         return answer
 
-    def move_to_dlq(self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+    def move_to_dlq(
+        self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]], *, kept: Sequence[Kept]
+    ) -> list[Settled]:
         answer = self._held(topic, [delivery for delivery, _, _ in dead])
-        for (delivery, body, error), status in zip(dead, answer, strict=True):
+        for (delivery, body, error), wish, status in zip(dead, kept, answer, strict=True):
             if status is Settled.DONE:
                 life = self.live.pop(delivery.id)
                 self.dead[delivery.id] = Remains(topic, body or life.body, error, self.now)
                 self._count(topic, "dead")
+                self._end(delivery.id, "dead", topic, wish)
         return answer
 
     def take_over(self, limit: int, *, lease: float, holder: str, before: float | None = None) -> Overdue:
@@ -503,6 +509,11 @@ class Reference:
         if life.place == "pending":
             self.order[life.topic, life.lane].remove(id_)
         self._count(life.topic, "cancelled")
+
+    def _end(self, id_: str, how: str, topic: str, kept: Kept) -> None:
+        """Remember what became of a message; the server's own clock makes it forget, after the history."""
+        if kept.remember_for:
+            self.ended[id_] = f"{how} {self.now} {round(kept.took * 1000)} {topic}"
 
     def _dues(self) -> list[tuple[float, str]]:
         return sorted((life.deadline, id_) for id_, life in self.live.items() if life.place == "delayed")

@@ -14,15 +14,15 @@ PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
     AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadLetter DeadLetters
-    EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter LeaseLost Message
-    MessageFacts MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk
-    NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext
-    ProduceOptions QueueOptions Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater
+    EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter LeaseLost Load Message
+    MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable
+    NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware
+    ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater
     ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
-    WorkerFacts WrongKeyType run run_processes
+    WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts dlq drain explain find handler has_produce_middleware middleware
+    audit cancel close config counts dlq drain explain find handler has_produce_middleware list middleware
     on_dead on_retry open override pause produce produce_many produce_middleware purge resume run start
     stop sync workers
 """

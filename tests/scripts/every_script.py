@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.storage.contract import NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import Kept, NewMessage, Replay, Suspect
 from tests.scripts.states import (
     NOW,
     awake,
@@ -100,10 +100,14 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "claim_message": lambda store, _: store.claim("t", 4, lease=15, holder="w"),
     "extend_lease": lambda store, _: store.extend("t", HELD, lease=99),
     "start_message": lambda store, _: store.start("t", HELD),
-    "complete_message": lambda store, _: store.complete("t", [(each, 60.0) for each in HELD]),
+    "complete_message": lambda store, _: store.complete(
+        "t", [(each, Kept(60.0, 90.0, 0.5)) for each in HELD]
+    ),
     "retry_message": lambda store, _: store.retry("t", [(each, 0.1, b"again") for each in HELD]),
     "release_message": lambda store, _: store.release("t", HELD),
-    "move_to_dlq": lambda store, _: store.move_to_dlq("t", [(each, b"final", b"why") for each in HELD]),
+    "move_to_dlq": lambda store, _: store.move_to_dlq(
+        "t", [(each, b"final", b"why") for each in HELD], kept=[Kept(remember_for=90.0)] * 2
+    ),
     "handle_timeout_message": later(lambda store: store.take_over(100, lease=20, holder="m")),
     "get_next_delay_task": lambda store, _: store.next_delay(),
     "process_delay_message": later(lambda store: store.promote()),
@@ -121,6 +125,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "mend_message": lambda store, _: store.examine(
         [Suspect("lost", listed=False), Suspect("stray"), Suspect("ghost"), Suspect("p1-u")], mend=True
     ),
+    "count_topics": lambda store, _: store.count(["t", "u"]),
     "wake_topic": lambda store, _: store.wake("t"),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
 }

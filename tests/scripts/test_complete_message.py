@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
-from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.contract import Kept, Settled
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import (
@@ -91,6 +91,43 @@ async def test_remembering_ids_forgets_those_whose_time_is_over(
     clock.advance(10)
     await store.complete(TOPIC, [(m4, 60.0)])
     assert await read_state(redis) == {"done": {"m3": clock.ms - 7000, "m4": clock.ms + 60_000}}
+
+
+async def test_what_became_of_a_message_is_remembered_for_as_long_as_was_asked(
+    store: Store, redis: Redis, clock: Clock
+) -> None:
+    """Under a key of its own that expires by itself; the others leave nothing behind."""
+    m1, m2, m3, m4 = await lease(store, "m1", "m2", "m3", "m4")
+    kept: list[float | Kept] = [Kept(0.0, 60.0, 0.25), 0.0, Kept(1.5, 3600.0), Kept(0.0, 0.0, 9.0)]
+    await store.complete(TOPIC, list(zip((m1, m2, m3, m4), kept, strict=True)))
+    assert await read_state(redis) == {
+        "ended=m1": f"done {clock.ms} 250 orders",
+        "ended=m3": f"done {clock.ms} 0 orders",
+        "done": {"m3": clock.ms + 1500},
+    }
+    assert 50_000 < await redis.pttl(PREFIX + "ended=m1") <= 60_000
+    assert 3_500_000 < await redis.pttl(PREFIX + "ended=m3") <= 3_600_000
+    assert await count_of(redis) == {"produced": 4, "completed": 4}
+
+
+async def test_a_later_end_replaces_what_was_remembered(store: Store, redis: Redis, clock: Clock) -> None:
+    """Whatever is there, even of another type."""
+    for took in (1.0, 2.0):
+        (m1,) = await lease(store, "m1")
+        await store.complete(TOPIC, [(m1, Kept(remember_for=60.0, took=took))])
+    assert await read_state(redis) == {"ended=m1": f"done {clock.ms} 2000 orders"}
+    await redis.delete(PREFIX + "ended=m1")
+    await redis.rpush(PREFIX + "ended=m1", "something else")
+    (m1,) = await lease(store, "m1")
+    await store.complete(TOPIC, [(m1, Kept(remember_for=60.0, took=3.0))])
+    assert await read_state(redis) == {"ended=m1": f"done {clock.ms} 3000 orders"}
+
+
+async def test_a_late_worker_leaves_no_memory(store: Store, redis: Redis, clock: Clock) -> None:
+    (late,) = await lease(store, "m1")
+    await take_over(store, clock)
+    async with unchanged(redis):
+        assert await store.complete(TOPIC, [(late, Kept(remember_for=60.0))]) == [Settled.STALE]
 
 
 async def test_a_lapsed_lease_is_good_until_someone_takes_over(
@@ -230,7 +267,23 @@ async def test_one_more_than_a_thousand_is_refused_and_none_is_finished(store: S
 
 @pytest.mark.parametrize(
     ("rest", "refusal"),
-    [(["0", "m2", "1@1763230000000002"], "BADARGS"), (["0", "m2", "1@1763230000000002", "long"], "compare")],
+    [
+        (["0", "m2", "1@1763230000000002"], "BADARGS the last message is incomplete"),
+        *(
+            (["0", "m2", "1@1763230000000002", kept], "BADARGS no end can be remembered")
+            for kept in (
+                "long",
+                "",
+                "0 0 5",
+                "0 60000",
+                "0 -1 5",
+                "0 1.5 5",
+                "0 1e9 5",
+                "5 5 x",
+                f"0 {10**30} 5",
+            )
+        ),
+    ],
 )
 async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     store: Store, redis: Redis, rest: list[str], refusal: str
@@ -239,7 +292,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     m1, _ = await lease(store, "m1", "m2")
     async with unchanged(redis):
         with pytest.raises(ResponseError, match=refusal):
-            await call(redis, NAME, keys_of(NAME), TOPIC, "m1", m1.token, *rest, "")
+            await call(redis, NAME, keys_of(NAME), PREFIX, TOPIC, "m1", m1.token, *rest, "")
 
 
 @pytest.mark.parametrize("key", ["payload", "orders:processing", "all_expire_monitor", "done"])
@@ -264,6 +317,9 @@ async def test_a_server_without_memory_still_finishes(store: Store, redis: Redis
     """Finishing is what makes room again, even if it leaves a memory of the id."""
     deliveries = await lease(store, "m1")
     async with out_of_memory(redis):
-        assert await complete(store, *deliveries, dedup_for=60.0) == [Settled.DONE]
-    assert await read_state(redis) == {"done": {"m1": clock.ms + 60_000}}
+        assert await store.complete(TOPIC, [(deliveries[0], Kept(60.0, 60.0))]) == [Settled.DONE]
+    assert await read_state(redis) == {
+        "done": {"m1": clock.ms + 60_000},
+        "ended=m1": f"done {clock.ms} 0 orders",
+    }
     assert await count_of(redis) == {"produced": 1, "completed": 1}

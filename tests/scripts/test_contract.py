@@ -17,7 +17,8 @@ from mx_rmq import limits
 from mx_rmq.limits import MAX_BYTES
 from mx_rmq.message import LANES
 from mx_rmq.storage import store
-from mx_rmq.storage.contract import Delivery, NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Suspect
+from mx_rmq.storage.counters import EVENTS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
@@ -464,9 +465,12 @@ DRIVES = {
     ),
     "complete": Drive(
         "complete_message",
-        lambda store: store.complete("orders", [(D1, 1.5), (D2, 0.0)]),
-        {"topic": "orders"},
-        ({"id": "m1", "token": "1@5", "dedup_ms": 1500}, {"id": "m2", "token": "2@6", "dedup_ms": 0}),
+        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)]),
+        {"prefix": PREFIX, "topic": "orders"},
+        (
+            {"id": "m1", "token": "1@5", "kept": "1500 60000 250"},
+            {"id": "m2", "token": "2@6", "kept": 0},
+        ),
     ),
     "retry": Drive(
         "retry_message",
@@ -494,11 +498,13 @@ DRIVES = {
     ),
     "move_to_dlq": Drive(
         "move_to_dlq",
-        lambda store: store.move_to_dlq("orders", [(D1, b"b1", b"why"), (D2, b"", b"")]),
-        {"topic": "orders"},
+        lambda store: store.move_to_dlq(
+            "orders", [(D1, b"b1", b"why"), (D2, b"", b"")], kept=[Kept(0.0, 60.0, 0.25), Kept()]
+        ),
+        {"prefix": PREFIX, "topic": "orders"},
         (
-            {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why"},
-            {"id": "m2", "token": "2@6", "body": b"", "error": b""},
+            {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why", "wish": "60000 250"},
+            {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": ""},
         ),
     ),
     "take_over": Drive(
@@ -537,6 +543,12 @@ DRIVES = {
     "purge": Drive("purge_topic", lambda store: store.purge("orders", 7), {"topic": "orders", "limit": 7}),
     "pause": Drive("pause_topic", lambda store: store.pause("orders"), {"topic": "orders"}),
     "resume": Drive("resume_topic", lambda store: store.resume("orders"), {"topic": "orders"}),
+    "count": Drive(
+        "count_topics",
+        lambda store: store.count(["orders", "mails"]),
+        {"prefix": PREFIX, "events": " ".join(EVENTS)},
+        ({"topic": "orders"}, {"topic": "mails"}),
+    ),
     "wake": Drive("wake_topic", lambda store: store.wake("orders"), {}),
     "register_worker": Drive(
         "register_worker",

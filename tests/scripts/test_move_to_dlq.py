@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError
-from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.contract import Kept, Settled
+from tests.scripts.helpers import call, keys_of
 from tests.scripts.states import (
     NOW,
     counted,
@@ -19,6 +21,7 @@ from tests.scripts.states import (
     seed,
     together,
 )
+from tests.words import PREFIX
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -130,6 +133,37 @@ async def test_an_old_entry_in_the_pending_list_stays_a_hint(store: Store, redis
     assert await everything(redis) == together(hint("a"), dead("a"), counted({"t:dead": 1}))
     assert (await store.claim("t", 10, lease=15, holder="w")).deliveries == []
     assert await everything(redis) == together(dead("a"), counted({"t:dead": 1}))
+
+
+async def test_what_became_of_a_message_is_remembered_besides(store: Store, redis: Redis) -> None:
+    """For as long as was asked, whatever becomes of it in the DLQ."""
+    await seed(redis, NEIGHBOURS, leased("a"), leased("b"))
+    kept = [Kept(9.0, 60.0, 1.25), Kept()]
+    died = [(delivery(id_), b"", b"why") for id_ in ("a", "b")]
+    assert await store.move_to_dlq("t", died, kept=kept) == [Settled.DONE] * 2
+    memory = {"ended=a": f"dead {NOW} 1250 t"}
+    assert await everything(redis) == together(
+        NEIGHBOURS, dead("a"), dead("b"), counted({"t:dead": 2}), memory
+    )
+    assert 50_000 < await redis.pttl("mx-rmq:{q}:ended=a") <= 60_000
+
+
+async def test_a_token_that_is_not_the_current_one_leaves_no_memory(store: Store, redis: Redis) -> None:
+    before = await seed(redis, NEIGHBOURS, leased("a", token="1@6"))
+    reply = await store.move_to_dlq("t", [(delivery("a"), b"", b"")], kept=[Kept(remember_for=60.0)])
+    assert reply == [Settled.STALE]
+    assert await everything(redis) == before
+
+
+@pytest.mark.parametrize("wish", ["x", "0 5", "60000", "1.5 5", "5 5 5", f"{10**30} 5"])
+async def test_a_wish_that_makes_no_sense_is_refused_before_anything_is_written(
+    store: Store, redis: Redis, wish: str
+) -> None:
+    before = await seed(redis, NEIGHBOURS, leased("a"), leased("b"))
+    args = [PREFIX, "t", "a", "1@5", "", "why", "", "b", "1@5", "", "why", wish, ""]
+    with pytest.raises(ResponseError, match="BADARGS no end can be remembered"):
+        await call(redis, "move_to_dlq", keys_of("move_to_dlq", "t"), *args)
+    assert await everything(redis) == before
 
 
 async def test_an_empty_batch_changes_nothing(store: Store, redis: Redis) -> None:

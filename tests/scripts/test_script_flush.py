@@ -98,6 +98,7 @@ async def live(store: Store) -> list[object]:
     await store.wake("t")
     await claim()
     note(await store.promote())
+    note(await store.count(["t"]))
     return said
 
 

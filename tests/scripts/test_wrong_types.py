@@ -39,6 +39,8 @@ WRONG = "something else wrote here"
 BOOKKEEPING = {"topics", "counters", "wake", "delay_wake", "fence"}
 """What no message needs to move on; a fence that cannot be read begins anew with the clock."""
 
+READ_ONLY = {"get_next_delay_task", "count_topics"}
+
 LISTS = ("pending:high", "pending", "pending:low")
 
 REACHED = {
@@ -78,7 +80,7 @@ def test_every_script_has_a_call() -> None:
     assert CALLS.keys() == SCRIPTS.keys()
 
 
-@pytest.mark.parametrize("script", sorted(CALLS.keys() - {"get_next_delay_task"}))
+@pytest.mark.parametrize("script", sorted(CALLS.keys() - READ_ONLY))
 async def test_every_call_does_something(script: str, store: Store, redis: Redis, clock: Clock) -> None:
     """What the other tests compare with must not be a call that changes nothing anyway."""
     _, state = await healthy(script, store, redis, clock)
@@ -102,7 +104,7 @@ async def test_a_wrong_type_is_refused_by_name_before_the_first_write(
 @pytest.mark.parametrize(
     ("script", "part"),
     [
-        *(case[:2] for case in declared() if passes(*case[:2])),
+        *(case[:2] for case in declared() if passes(*case[:2]) and case[0] not in READ_ONLY),
         *((script, part) for script, parts in REACHED.items() for part in parts),
     ],
 )

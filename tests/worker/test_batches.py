@@ -352,7 +352,7 @@ async def test_a_batch_all_of_which_is_lost_is_cancelled(make_queue: MakeQueue, 
     await eventually(lambda: ended == [[True, True]])
     for n in range(2):
         facts = await mq.find(f"A{n}")
-        assert (facts.state, facts.holder) == ("processing", "thief")
+        assert (facts.state, facts.holder) == ("running", "thief")
 
 
 async def test_a_batch_counts_as_one_run_against_the_concurrency(make_queue: MakeQueue) -> None:
@@ -388,7 +388,7 @@ async def test_a_lingering_batch_goes_back_when_the_worker_stops(mq: RedisMessag
     for n in range(3):
         await mq.produce("t", n, message_id=f"A{n}")
     for n in range(3):
-        await in_state(mq, f"A{n}", "processing")
+        await in_state(mq, f"A{n}", "running")
     await mq.stop()
     assert ran == []
     facts = [await mq.find(f"A{n}") for n in range(3)]

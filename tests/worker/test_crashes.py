@@ -270,7 +270,7 @@ async def test_beginning_alone_nobody_waits_for_what_runs_long(make_queue: MakeQ
 
     await mq.produce("endless", 1, message_id="E1")
     await mq.start()
-    await in_state(mq, "E1", "processing")
+    await in_state(mq, "E1", "running")
     await put_bytes(redis, "last", with_crashes("last", 2))
     await asyncio.wait_for(ran.wait(), 10)
     await mq.stop()

@@ -115,7 +115,7 @@ async def test_leases_are_not_kept_in_a_packed_list(make_queue: MakeQueue, redis
 
     await mq.produce("t", "x", message_id="A1")
     await mq.start()
-    await in_state(mq, "A1", "processing")
+    await in_state(mq, "A1", "running")
     encoding = await redis.object("encoding", Keys("q").of_topic("t", "processing"))
     assert encoding == b"hashtable"
     gate.set()
@@ -141,7 +141,7 @@ async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
         assert 0.3 <= time.monotonic() - begun < 2.5
         await eventually(lambda: events(caplog, "lease.lost"))
     facts = await mq.find("A1")
-    assert (facts.state, facts.holder) == ("processing", "outside")
+    assert (facts.state, facts.holder) == ("running", "outside")
 
 
 @ONE_SERVER
@@ -260,7 +260,7 @@ async def test_what_was_lost_before_it_began_does_not_begin(make_queue: MakeQueu
 
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
-    await in_state(mq, "A1", "processing")
+    await in_state(mq, "A1", "running")
     await steal(redis, "A1")
     await asyncio.sleep(0.5)  # two heartbeats, of which the first one notices
     await mq.produce("t", 2, message_id="A2")
@@ -343,7 +343,7 @@ async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
 
     await mq.start()
     await mq.produce("a", 1, message_id="A1")
-    await in_state(mq, "A1", "processing")
+    await in_state(mq, "A1", "running")
     await redis.set("mx-rmq:{q}:a:processing", "something else")
     with another_monitor(server) as taken:
         await mq.produce("b", 1, message_id="B1")

@@ -586,6 +586,6 @@ async def test_a_worker_that_vanished_is_recovered_by_lease_where_nobody_can_see
     await mq.start()
     await asyncio.sleep(LONG)
     assert seen == []
-    assert (await in_state(mq, "A1", "processing")).holder == "gone"
+    assert (await in_state(mq, "A1", "running")).holder == "gone"
     await eventually(lambda: seen == [7])
     await scene.close()

@@ -304,7 +304,7 @@ async def test_a_lingering_batch_keeps_nobody_waiting(make_queue: MakeQueue) -> 
 
     ids = await mq.produce_many("batch", range(50))
     await mq.start()
-    await in_state(mq, ids[-1], "processing")
+    await in_state(mq, ids[-1], "held")
     for n in range(5):
         await mq.produce("other", n)
         await eventually(lambda: len(seen) == n + 1, within=10)  # noqa: B023 - awaited within the turn

@@ -67,7 +67,7 @@ async def test_what_was_held_ready_goes_back_in_order_and_uncounted(
     await mq.start()
     for id_ in ids[:5]:
         await mq.produce("t", 1, message_id=id_)
-        await in_state(mq, id_, "processing")
+        await in_state(mq, id_, "running")
     for id_ in ids[5:]:
         await mq.produce("t", 1, message_id=id_)
 
@@ -149,7 +149,7 @@ async def test_when_the_grace_is_over_handlers_are_cancelled_and_their_messages_
         await mq.produce("t", 1, message_id=id_)
     await mq.start()
     for id_ in ids[:3]:
-        await in_state(mq, id_, "processing")
+        await in_state(mq, id_, "running")
     await mq.stop()
     assert sorted(ended) == ids[:3]
     assert await read_key(redis, PENDING) == ids
@@ -205,7 +205,7 @@ async def test_a_handler_that_ignores_every_cancellation_is_left_behind(
     await asyncio.sleep(0.05)  # what it says now reaches nobody
     assert not _settling()
     await mq.open()
-    assert (await mq.find("A1")).state == "processing"
+    assert (await mq.find("A1")).state == "running"
 
 
 async def test_a_function_that_hangs_in_a_c_call_does_not_hang_the_stop(
@@ -382,7 +382,7 @@ async def test_a_stop_while_the_server_is_away_does_not_hang(
         await mq.produce("batch", 2, message_id="A2")
         await mq.start()
         await running.wait()
-        await in_state(mq, "A2", "processing")
+        await in_state(mq, "A2", "running")
         if how == "refuses":
             proxy.away()
         else:

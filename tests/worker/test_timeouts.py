@@ -73,7 +73,7 @@ async def test_a_handler_with_timeout_none_may_run_for_ever(make_queue: MakeQueu
     await mq.produce("endless", 1, message_id="endless")
     await mq.produce("short", 1, message_id="short")
     await dead(mq, "short")
-    assert (await mq.find("endless")).state == "processing"
+    assert (await mq.find("endless")).state == "running"
     finish.set()
     await in_state(mq, "endless", "gone")
 

@@ -20,16 +20,17 @@ from mx_rmq.errors import InvalidName, UnreadableMessage
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import decode_message
 from mx_rmq.storage.contract import Examined, Suspect
+from mx_rmq.storage.counters import EVENTS, STALE, in_dlq, live
 from mx_rmq.storage.keys import (
     ERROR_FIELD,
     KEPT_FIELD,
     PENDING,
     QUEUE_PARTS,
-    STALE_COUNTER,
     TOPIC_FIELD,
     TOPIC_PARTS,
 )
 from mx_rmq.storage.queries import Queries
+from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -41,8 +42,11 @@ CHUNK: Final = 500
 FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
 """The endings of the fields that a message has beside its body."""
 
-GAINS: Final = ("produced", "replayed", "adjusted")
-LOSSES: Final = ("completed", "dead", "cancelled")
+PLACES: Final = ("pending", "processing", "delayed", "dead")
+"""Where a message can be."""
+
+_STALE: Final = f":{STALE}"
+"""The ending of the counter of a topic's stale entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class Finding:
     topic: str = ""
     repaired: bool = False
     detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self)
 
 
 @dataclass(slots=True)
@@ -78,6 +86,26 @@ class AuditReport:
     def live(self) -> int:
         """How many messages are not finished: pending, processing or delayed."""
         return self.places["pending"] + self.places["processing"] + self.places["delayed"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"clean": self.clean} | plain_fields(self)
+
+    def __str__(self) -> str:
+        places = ", ".join(f"{self.places[place]} {place}" for place in PLACES)
+        hints = f", {self.stale_hints} stale entries" if self.stale_hints else ""
+        checked = (
+            "" if self.counters_checked else "; the counters changed during the audit and were not checked"
+        )
+        if self.clean:
+            return f"clean: {places}{hints}{checked}"
+        columns = ("problem", "what", "topic", "repaired", "detail")
+        rows = [
+            (each.kind, each.what, each.topic, "yes" if each.repaired else "no", each.detail)
+            for each in self.findings
+        ]
+        found = f"{len(rows)} finding{'' if len(rows) == 1 else 's'}"
+        return f"{found}: {places}{hints}{checked}\n{table(columns, rows)}"
 
 
 async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> AuditReport:
@@ -269,35 +297,32 @@ class _Audit:
         for topic in sorted(
             {name.rpartition(":")[0] for name in counters} | set(self._live) | set(self._dead)
         ):
-            live = sum(counters.get(f"{topic}:{gain}", 0) for gain in GAINS)
-            live -= sum(counters.get(f"{topic}:{loss}", 0) for loss in LOSSES)
-            dead = counters.get(f"{topic}:dead", 0) + counters.get(f"{topic}:adjusted_dead", 0)
-            dead -= counters.get(f"{topic}:replayed", 0) + counters.get(f"{topic}:deleted", 0)
-            await self._compare(topic, "adjusted", live, self._live[topic])
-            await self._compare(topic, "adjusted_dead", dead, self._dead[topic])
+            of = {event: counters.get(f"{topic}:{event}", 0) for event in EVENTS}
+            await self._compare(topic, "adjusted", live(of), self._live[topic])
+            await self._compare(topic, "adjusted_dead", in_dlq(of), self._dead[topic])
 
     async def _check_hints(
         self, before: dict[str, int], listed: dict[str, Counter[bytes]], usable: set[str]
     ) -> None:
         """Check each topic's counter of stale entries, unless its lists changed during the audit."""
-        counted = {name.removesuffix(STALE_COUNTER) for name in before if name.endswith(STALE_COUNTER)}
+        counted = {name.removesuffix(_STALE) for name in before if name.endswith(_STALE)}
         for topic in sorted(self._stale.keys() | set(filter(is_label, counted))):
             stale = self._stale.get(topic, 0)
             lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
             if not self._report.counters_checked or (topic in listed and not usable.issuperset(lists)):
                 continue
             entries = sum([await self._command("LLEN", key) for key in lists])
-            said = before.get(topic + STALE_COUNTER, 0)
+            said = before.get(topic + _STALE, 0)
             mended = self._strays[topic] if self._repair else 0
             if entries != listed.get(topic, Counter()).total() + mended:
                 self._report.counters_checked = False
             elif said != stale:
                 if self._repair:
                     key = self._keys.of_queue("counters")
-                    await self._command("HSET", key, topic + STALE_COUNTER, stale)
+                    await self._command("HSET", key, topic + _STALE, stale)
                 if not self._strays[topic]:  # else the reported strays explain it
                     detail = f"the counters say {said} stale entries, found {stale}"
-                    self._add("counters-disagree", topic + STALE_COUNTER, topic=topic, detail=detail)
+                    self._add("counters-disagree", topic + _STALE, topic=topic, detail=detail)
 
     async def _compare(self, topic: str, adjustment: str, said: int, found: int) -> None:
         if said == found:

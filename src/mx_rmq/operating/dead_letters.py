@@ -7,16 +7,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
 from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
-from mx_rmq.payloads import encode_payload
+from mx_rmq.operating.messages import MessageFacts, message_fields, paged
+from mx_rmq.payloads import encode_payload, plain_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import check_size
+from mx_rmq.tables import ago, plain_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -45,6 +45,8 @@ class DeadLetter:
     """The class of the error, by which dead messages are grouped."""
     body: bytes
     """The stored bytes as they are; empty if they are missing."""
+    place: str = ""
+    """The last frame of the user's code, if the error came from there."""
 
     @property
     def message(self) -> Message | None:
@@ -57,11 +59,32 @@ class DeadLetter:
     @property
     def payload(self) -> Any:
         """The payload as plain values; None if it cannot be read."""
+        return plain_payload(self.message)
+
+    @property
+    def facts(self) -> MessageFacts:
+        """The same in the form of ``find`` and ``list``."""
+        return MessageFacts(
+            self.id,
+            "dead",
+            self.topic,
+            self.message,
+            died_at=self.died_at,
+            reason=self.reason,
+            error=self.error,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: the payload decoded, instants as ISO texts in UTC."""
+        own = plain_fields(self)
+        del own["body"]
         message = self.message
-        try:
-            return None if message is None else msgspec.json.decode(message.payload)
-        except msgspec.MsgspecError:
-            return None
+        if message is None:
+            own["body"] = self.body.decode(errors="backslashreplace")
+        return own | message_fields(message)
+
+    def __str__(self) -> str:
+        return str(self.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +94,23 @@ class Page:
     letters: list[DeadLetter]
     next: str | None
     """What to pass as *after* for the next page; None after the last."""
+    read_at: float = 0.0
+    """When it was read, by the server's clock; ages are counted from then."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        columns: dict[str, Sequence[str]] = {
+            "message": [letter.id for letter in self.letters],
+            "topic": [letter.topic for letter in self.letters],
+            "died": [ago(letter.died_at, self.read_at) for letter in self.letters],
+            "reason": [letter.reason for letter in self.letters],
+            "place": [letter.place for letter in self.letters],
+            "error": [letter.error for letter in self.letters],
+        }
+        return paged(columns, self.next, "no dead message")
 
 
 Letters = list[DeadLetter]  # inside the class, ``list`` is a method
@@ -117,11 +157,12 @@ class DeadLetters:
             found: Finds = []
             async for one in _scan(queries, rank, topic, error):
                 if len(letters) + len(found) == limit:
-                    return Page(letters + await _letters(queries, found), f"{at}.{one.rank}")
+                    letters += await _letters(queries, found)
+                    return Page(letters, f"{at}.{one.rank}", await queries.time())
                 found.append(one)
             letters += await _letters(queries, found)
             rank = 0
-        return Page(letters, None)
+        return Page(letters, None, await Queries(self._shards[0].operating).time())
 
     async def groups(self) -> Counter[tuple[str, str]]:
         """How many are dead, by topic and error class (or reason, if there was no error)."""
@@ -288,7 +329,14 @@ async def _letters(queries: Queries, found: Sequence[_Found]) -> Letters:
     }
     return [
         DeadLetter(
-            one.id, one.topic, one.died_at, one.death.reason, one.death.error, one.death.kind, body or b""
+            one.id,
+            one.topic,
+            one.died_at,
+            one.death.reason,
+            one.death.error,
+            one.death.kind,
+            body or b"",
+            one.death.place,
         )
         for one, body in zip(found, bodies, strict=True)
         if one.id not in gone

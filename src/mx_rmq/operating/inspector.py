@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from math import inf
-from typing import TYPE_CHECKING, Literal
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id
-from mx_rmq.errors import UnreadableMessage
-from mx_rmq.message import Message, decode_message
 from mx_rmq.operating.dead_letters import DeadLetters, NotDead
-from mx_rmq.storage.contract import Lease, instant
-from mx_rmq.storage.queries import Counts, Live, Queries, TopicCounts, WorkerFacts
+from mx_rmq.operating.messages import MessageFacts, ended_facts, live_facts
+from mx_rmq.storage.contract import Lease
+from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
+from mx_rmq.tables import utc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.storage.shard import Shard
-
-State = Literal["pending", "processing", "delayed", "dead", "gone"]
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """What is known about a message now."""
-
-    id: str
-    state: State
-    topic: str = ""
-    message: Message | None = None
-    """The stored message with its history; None if it is gone or cannot be read."""
-    due_at: float | None = None
-    expires_at: float | None = None
-    holder: str | None = None
-    claimed_at: float | None = None
-    lease_until: float | None = None
-    died_at: float | None = None
-    reason: str = ""
-    error: str = ""
 
 
 class Inspector:
@@ -49,43 +28,40 @@ class Inspector:
         self._shards = shards
 
     async def find(self, id_: str) -> MessageFacts:
-        """Everything known about a message; its state is ``gone`` if it does not exist."""
+        """Everything known about a message; its state is ``gone`` if it does not exist.
+
+        It is ``done``, or ``dead`` though no longer in the DLQ, as long as that is remembered.
+        """
         id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
-        live = await Queries(shard.operating).message(id_)
+        queries = Queries(shard.operating)
+        live = await queries.message(id_)
         if live is not None:
-            return _facts_of(id_, live)
+            lease = Lease.parse(live.lease or "")
+            held = lease is not None and await queries.is_held(id_, live.topic, lease)
+            return live_facts(id_, live, held=held)
         try:
             letter = await DeadLetters(self._shards).get(id_)
         except NotDead:
-            return MessageFacts(id_, "gone")
-        return MessageFacts(
-            id_,
-            "dead",
-            letter.topic,
-            letter.message,
-            died_at=letter.died_at,
-            reason=letter.reason,
-            error=letter.error,
-        )
+            ended = await queries.ended(id_)
+            return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
+        return letter.facts
 
     async def counts(self) -> Counts:
         """The queue's counts, by topic."""
-        total = Counts()
-        for shard in self._shards:
-            counts = await Queries(shard.operating).counts()
-            topics = dict(total.topics)
-            for topic, own in counts.topics.items():
-                topics[topic] = _sum(topics.get(topic, TopicCounts()), own)
-            total = Counts(topics, total.delayed + counts.delayed, total.dead + counts.dead)
-        return total
+        first, *others = [await Queries(shard.operating).counts() for shard in self._shards]
+        return reduce(add, others, first)
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> Workers:
         """The live workers: those that registered recently."""
         found: dict[str, WorkerFacts] = {}
+        read_at = 0.0
         for shard in self._shards:
-            found |= {worker.name: worker for worker in await Queries(shard.operating).workers()}
-        return sorted(found.values(), key=lambda worker: worker.name)
+            here = await Queries(shard.operating).workers()
+            read_at = here.read_at
+            for worker in here:
+                found[worker.name] = found[worker.name] + worker if worker.name in found else worker
+        return Workers((found[name] for name in sorted(found)), read_at)
 
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in a sentence."""
@@ -100,27 +76,35 @@ class Inspector:
         match facts.state:
             case "gone":
                 return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
+            case "done":
+                return f"{name} was done at {utc(facts.ended_at)}; its handler ran for {facts.took:.3g} s"
+            case "dead" if facts.ended_at is not None:
+                return f"{name} died at {utc(facts.ended_at)} and is not in the DLQ any more"
             case "dead":
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
-                dead = f"{name} has been dead since {_when(facts.died_at)}"
+                dead = f"{name} has been dead since {utc(facts.died_at)}"
                 return f"{dead}, {why}; replay it with queue.dlq.replay()"
-            case "processing":
-                leased = f"{name} has been leased by {facts.holder} since {_when(facts.claimed_at)}"
+            case "running" | "held":
+                if facts.state == "held":
+                    leased = f"{name} is held ready by {facts.holder}, it has not begun"
+                else:
+                    since = "" if facts.claimed_at is None else f" since {utc(facts.claimed_at)}"
+                    leased = f"{name} has been running on {facts.holder}{since}"
                 if await self._is_over(facts.lease_until):
-                    return f"{leased}; the lease ran out at {_when(facts.lease_until)}: {await self._mover()}"
-                return f"{leased}; unless extended, the lease ends at {_when(facts.lease_until)}"
+                    return f"{leased}; the lease ran out at {utc(facts.lease_until)}: {await self._mover()}"
+                return f"{leased}; unless extended, the lease ends at {utc(facts.lease_until)}"
             case "delayed":
                 failed = facts.message.attempts + facts.message.crashes if facts.message else 0
                 why = f"after {failed} failed attempt{'s' if failed > 1 else ''} " if failed else ""
                 if await self._is_over(facts.due_at):
-                    return f"{name} was delayed {why}until {_when(facts.due_at)}: {await self._mover()}"
-                return f"{name} is delayed {why}until {_when(facts.due_at)}"
+                    return f"{name} was delayed {why}until {utc(facts.due_at)}: {await self._mover()}"
+                return f"{name} is delayed {why}until {utc(facts.due_at)}"
             case "pending":
                 return f"{name} is pending: {await self._why_pending(facts)}"
 
     async def _why_pending(self, facts: MessageFacts) -> str:
         if await self._is_over(facts.expires_at):
-            return f"its lifetime ended at {_when(facts.expires_at)}; {await self._mover()}"
+            return f"its lifetime ended at {utc(facts.expires_at)}; {await self._mover()}"
         for shard in self._shards:
             if await Queries(shard.operating).paused(facts.topic):
                 return "the topic is paused; resume it with queue.resume()"
@@ -129,10 +113,11 @@ class Inspector:
         if not serving:
             others = f"; {_workers(workers)} for other topics" if workers else ""
             return f"no live worker has a handler for the topic{others}"
-        topic = (await self.counts()).topics.get(facts.topic, TopicCounts())
+        counts = [await Queries(shard.operating).topic_counts(facts.topic) for shard in self._shards]
+        topic = reduce(add, counts)
         return (
             f"the topic is served by {_workers(serving)}, "
-            f"with {topic.processing} running and {topic.pending} waiting"
+            f"with {topic.running} running, {topic.held} held ready and {topic.pending} waiting"
         )
 
     async def _is_over(self, instant: float | None) -> bool:
@@ -147,58 +132,5 @@ class Inspector:
         )
 
 
-def _facts_of(id_: str, live: Live) -> MessageFacts:
-    """What is known about a message that is not dead."""
-    try:
-        message = decode_message(live.body)
-    except UnreadableMessage:
-        message = None
-    if live.lease is not None:
-        lease = Lease.parse(live.lease)
-        return MessageFacts(
-            id_,
-            "processing",
-            live.topic,
-            message,
-            expires_at=lease.expires_at if lease else None,
-            holder=lease.holder if lease else "an unknown holder",
-            claimed_at=lease.claimed_at if lease else None,
-            lease_until=live.deadline,
-        )
-    if live.due_at is not None:
-        expires = (live.kept or "").split()[2:3]
-        return MessageFacts(
-            id_,
-            "delayed",
-            live.topic,
-            message,
-            due_at=live.due_at,
-            expires_at=instant(expires[0] if expires else None),
-        )
-    return MessageFacts(id_, "pending", live.topic, message, expires_at=live.deadline)
-
-
 def _workers(workers: Sequence[WorkerFacts]) -> str:
     return f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
-
-
-def _sum(one: TopicCounts, other: TopicCounts) -> TopicCounts:
-    return TopicCounts(
-        one.pending + other.pending,
-        one.processing + other.processing,
-        one.paused or other.paused,
-        one.produced + other.produced,
-        one.completed + other.completed,
-        one.retried + other.retried,
-        one.dead + other.dead,
-        one.put_off + other.put_off,
-    )
-
-
-def _when(instant: float | None) -> str:
-    if instant is None or instant == inf:
-        return "never"
-    try:
-        return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):  # another program's number, or a time after the year 9999
-        return "an unreadable time"

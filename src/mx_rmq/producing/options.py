@@ -23,6 +23,7 @@ from mx_rmq.checks import (
 )
 from mx_rmq.config import DURABILITIES, Durability
 from mx_rmq.errors import ConfigError, InvalidPayload
+from mx_rmq.limits import LONGEST_MEMORY
 from mx_rmq.message import FORMAT, LANES, Lane, Message, encode_message
 from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.produce_options import DEFAULT, MessageId, ProduceOptions, Ttl
@@ -42,6 +43,8 @@ _ELSEWHERE: Final = {
     "expiration": "ttl",
     "id": "message_id",
     "task_id": "message_id",
+    "keep_result": "remember",
+    "result_ttl": "remember",
     "job_id": "message_id",
     "max_retries": "retry=Retry(max_attempts=…) on the handler",
     "retry": "retry=Retry(…) on the handler",
@@ -64,6 +67,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     dedup_for: float | None
     delay: float
     durability: Durability
+    remember_for: float | None = None
 
     def message(self, payload: Any) -> NewMessage:
         """Make a message that can be stored.
@@ -82,6 +86,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
             created_at=time.time_ns() // 1_000_000 / 1000,
             ttl=self.ttl,
             dedup_for=self.dedup_for,
+            remember_for=self.remember_for,
         )
         try:
             body = encode_message(unstored)
@@ -102,6 +107,7 @@ def check_options(
     message_id: MessageId | None = None,
     headers: Mapping[str, str] | None = None,
     dedup_for: Duration = 0.0,
+    remember: Duration | None = None,
     durability: Durability | None = None,
 ) -> Options:
     """Check every option of a produce call.
@@ -128,6 +134,9 @@ def check_options(
         kept = check_seconds("dedup_for", dedup_for)
         if message_id is None:
             raise ConfigError("dedup_for needs a message_id: a message without one gets a new id each time")
+    memory: float | None = None
+    if remember is not None:
+        memory = check_seconds("remember", remember, most=LONGEST_MEMORY)
     if durability is None:
         durability = config.durability
     else:
@@ -135,7 +144,7 @@ def check_options(
     if message_id is not None:
         message_id = check_id(message_id)
     copied = {} if headers is None else checked_headers(headers)
-    return Options(plain(topic), message_id, priority, copied, lifetime, kept, wait, durability)
+    return Options(plain(topic), message_id, priority, copied, lifetime, kept, wait, durability, memory)
 
 
 def refuse_unknown_options(names: Iterable[str]) -> None:

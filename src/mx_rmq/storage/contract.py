@@ -11,7 +11,10 @@ import msgspec
 from mx_rmq.config import Durability
 from mx_rmq.message import Lane
 
-_LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)", re.ASCII)
+_LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)(?: (\S+))?", re.ASCII)
+
+
+_ENDED: Final = re.compile(r"(done|dead) (\d{1,16}) (\d{1,16}) (\S+)", re.ASCII)
 
 
 class Settled(IntEnum):
@@ -55,6 +58,35 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     """When its producer asked for it, by ``time.monotonic``; the producer's patience begins then."""
 
 
+class Kept(NamedTuple):
+    """What is kept of a message after its end; durations in seconds."""
+
+    dedup_for: float = 0.0
+    """How long its id stays taken, if it is done."""
+    remember_for: float = 0.0
+    """How long the server remembers what became of it."""
+    took: float = 0.0
+    """How long its handler ran."""
+
+
+class Ended(NamedTuple):
+    """What became of a message, as the server remembers it."""
+
+    how: Literal["done", "dead"]
+    at: float
+    took: float
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> Ended | None:
+        """Parse what is stored; None if it cannot be read."""
+        found = _ENDED.fullmatch(text)
+        if found is None:
+            return None
+        how: Literal["done", "dead"] = "done" if found[1] == "done" else "dead"
+        return cls(how, int(found[2]) / 1000, int(found[3]) / 1000, found[4])
+
+
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One message in one attempt under one lease."""
 
@@ -79,17 +111,24 @@ class Lease(NamedTuple):
     expires_at: float | None
     """When the message itself expires; seconds, ``inf`` for never, None if that cannot be read."""
     holder: str
+    cause: str = ""
+    """``run`` as long as it is not noted that the message has begun."""
 
     @classmethod
     def parse(cls, text: str) -> Lease | None:
         """Parse a stored lease; None if it cannot be read."""
         found = _LEASE.match(text)
-        return found and cls(found[1], found[2], instant(found[3]), found[4])
+        return found and cls(found[1], found[2], instant(found[3]), found[4], found[5] or "")
+
+    @property
+    def fence(self) -> int:
+        """The fence of the claim; all messages of one claim have the same."""
+        return int(self.token.partition("@")[2])
 
     @property
     def claimed_at(self) -> float:
         """When it was claimed, in seconds since 1970."""
-        return int(self.token.partition("@")[2]) / 1e6
+        return self.fence / 1e6
 
 
 class Claim(NamedTuple):
@@ -154,6 +193,17 @@ class Replay(NamedTuple):
     ttl: float | None = None
     died_at: float | None = None
     """The time of death that the caller read; if the message died again since, nothing happens."""
+
+
+class TopicRow(NamedTuple):
+    """How a topic stands, all of one instant."""
+
+    entries: int
+    """In its pending lists, stale ones included."""
+    leases: int
+    oldest_at: float | None
+    """When the message that is next in line was produced."""
+    counters: dict[str, int]
 
 
 class Suspect(NamedTuple):

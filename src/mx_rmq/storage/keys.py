@@ -44,9 +44,6 @@ TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
 
-STALE_COUNTER: Final = ":stale"
-"""Suffix of a field in ``counters``, after the topic: how many entries of its lists no claim will deliver."""
-
 
 class Keys:
     """The keys of one queue, or of one shard of it; all in one cluster slot."""
@@ -69,6 +66,10 @@ class Keys:
     def of_call(self, producer: str) -> str:
         """The key that holds the last call of a producer."""
         return f"{self.prefix}call={producer}"  # no topic has this sign
+
+    def of_end(self, id_: str) -> str:
+        """The key that tells what became of a message."""
+        return f"{self.prefix}ended={id_}"  # no id and no topic has an equals sign
 
     def of_script(self, script: Script, topic: str = "", producer: str = "") -> tuple[str, ...]:
         """The KEYS of a script, in the order of its header."""

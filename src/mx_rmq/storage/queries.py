@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -11,66 +10,20 @@ from redis.exceptions import ResponseError
 
 from mx_rmq.checks import is_label
 from mx_rmq.limits import REPLY_BYTES
-from mx_rmq.storage.contract import Lease
-from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, STALE_COUNTER, TOPIC_FIELD
+from mx_rmq.storage.contract import Ended, Lease
+from mx_rmq.storage.counters import STALE, in_dlq, live
+from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
+from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, TOPIC_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
+    from mx_rmq.message import Lane
+    from mx_rmq.storage.contract import TopicRow
     from mx_rmq.storage.store import Commands, Store
 
 SILENCE: Final = 30.0
 """Seconds without a registration after which a worker does not count as live."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """A worker that registered recently."""
-
-    name: str
-    seen_at: float
-    topics: tuple[str, ...]
-    concurrency: int = 0
-    pid: int = 0
-    started_at: float = 0.0
-    connection: int = 0
-    """Client id by which others see that it is alive; 0 if they cannot: its messages wait for the lease."""
-    server: str = ""
-    """Run id of the server that assigned this client id."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicCounts:
-    """The counts of a topic; from ``produced`` on they are totals since the queue began."""
-
-    pending: int = 0
-    processing: int = 0
-    paused: bool = False
-    produced: int = 0
-    completed: int = 0
-    retried: int = 0
-    dead: int = 0
-    put_off: int = 0
-    """By their handlers, with ``RetryLater(…, count=False)``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The counts of a queue."""
-
-    topics: dict[str, TopicCounts] = field(default_factory=dict)
-    delayed: int = 0
-    dead: int = 0
-
-    @property
-    def pending(self) -> int:
-        """Pending messages of all topics."""
-        return sum(topic.pending for topic in self.topics.values())
-
-    @property
-    def processing(self) -> int:
-        """Messages being processed, of all topics."""
-        return sum(topic.processing for topic in self.topics.values())
 
 
 class Unfinished(NamedTuple):
@@ -106,30 +59,44 @@ class Queries:
     """Reads one shard."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._commands: Commands = store.commands
         self._keys = store.keys
         self._now = store.now
 
     async def counts(self) -> Counts:
-        """The counts of every topic."""
-        counters = _pairs(await self._read("HGETALL", "counters"))
-        paused = set(await self._read("SMEMBERS", "paused"))
-        topics = {}
-        named = paused.union(await self._read("SMEMBERS", "topics"))
-        for raw in sorted(filter(is_label, named)):  # other names are not from mx-rmq
-            topic = raw.decode()
-            pending = 0
-            for part in PENDING.values():
-                pending += await self._command("LLEN", self._keys.of_topic(topic, part))
-            count = {
-                event: _whole(counters.get(f"{topic}:{event}".encode(), b"0"))
-                for event in ("produced", "completed", "retried", "dead", "put_off")
-            }
-            stale = _whole(counters.get((topic + STALE_COUNTER).encode(), b"0"))
-            pending = max(0, pending - stale)
-            processing = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
-            topics[topic] = TopicCounts(pending, processing, raw in paused, **count)
-        return Counts(topics, await self._read("ZCARD", "delay_tasks"), await self._read("ZCARD", "dlq"))
+        """The counts of every topic, in two round trips unless bodies are large."""
+        topics, paused, delayed, dead, workers = await asyncio.gather(
+            self._read("SMEMBERS", "topics"),
+            self._read("SMEMBERS", "paused"),
+            self._read("ZCARD", "delay_tasks"),
+            self._read("ZCARD", "dlq"),
+            self.workers(),
+        )
+        # Names that are no labels are not from mx-rmq.
+        named = sorted(name.decode() for name in {*topics, *paused} if is_label(name))
+        rows, serving = await self._rows(named), _serving(workers)
+        counts = {
+            topic: _counts(rows[topic], serving.get(topic), paused=topic.encode() in paused)
+            for topic in named
+        }
+        return Counts(counts, delayed, dead, workers.read_at)
+
+    async def topic_counts(self, topic: str) -> TopicCounts:
+        """The counts of one topic."""
+        rows, paused, workers = await asyncio.gather(self._rows([topic]), self.paused(topic), self.workers())
+        return _counts(rows[topic], _serving(workers).get(topic), paused=paused)
+
+    async def _rows(self, topics: Sequence[str]) -> dict[str, TopicRow]:
+        """How topics stand; the calls are sent in one write."""
+        chunks = [topics[start : start + _TOPICS] for start in range(0, len(topics), _TOPICS)]
+        return {topic: row for some in await asyncio.gather(*map(self._chunk, chunks)) for topic, row in some}
+
+    async def _chunk(self, topics: Sequence[str]) -> list[tuple[str, TopicRow]]:
+        rows: list[TopicRow] = []
+        while len(rows) < len(topics):
+            rows += await self._store.count(topics[len(rows) :])
+        return list(zip(topics, rows, strict=True))
 
     async def unfinished(self, *topics: str) -> list[Unfinished]:
         """What is pending and what is leased in each of the topics."""
@@ -138,12 +105,12 @@ class Queries:
             asked += [self._command("LLEN", self._keys.of_topic(topic, part)) for part in PENDING.values()]
             asked += [
                 self._command("HLEN", self._keys.of_topic(topic, "processing")),
-                self._read("HGET", "counters", topic + STALE_COUNTER),
+                self._read("HGET", "counters", f"{topic}:{STALE}"),
                 self._read("SISMEMBER", "paused", topic),
             ]
         replies = iter(await asyncio.gather(*asked))
         return [
-            Unfinished(max(0, high + normal + low - _whole(stale or b"0")), leased, bool(paused))
+            Unfinished(max(0, high + normal + low - _whole(stale)), leased, bool(paused))
             for high, normal, low, leased, stale, paused in zip(*[replies] * 6, strict=True)
         ]
 
@@ -155,15 +122,29 @@ class Queries:
         """Whether a topic is paused."""
         return bool(await self._read("SISMEMBER", "paused", topic))
 
-    async def workers(self) -> list[WorkerFacts]:
+    async def workers(self) -> Workers:
         """The workers that registered within the last ``SILENCE`` seconds.
 
         A silent one is removed when another worker registers, which may never happen.
         """
-        facts = _pairs(await self._read("HGETALL", "workers"))
-        since = (await self.time() - SILENCE) * 1000
-        seen = await self._read("ZRANGE", "workers_seen", since, "inf", "BYSCORE", "WITHSCORES")
-        return [_worker(name, score, facts[name]) for name, score in _rows(seen) if name in facts]
+        facts, seen, now = await asyncio.gather(
+            self._read("HGETALL", "workers"),
+            self._read("ZRANGE", "workers_seen", 0, -1, "WITHSCORES"),
+            self.time(),
+        )
+        said, since = _pairs(facts), (now - SILENCE) * 1000
+        live = [name for name, score in _rows(seen) if name in said and float(score) >= since]
+        scores = _pairs(seen)
+        return Workers((_worker(name, scores[name], said[name]) for name in sorted(live)), now)
+
+    async def is_held(self, id_: str, topic: str, lease: Lease) -> bool:
+        """Whether a leased message is held ready by its worker, as far as that is known."""
+        key = self._keys.of_topic(topic, "processing")
+        workers, leases = await asyncio.gather(self.workers(), self._command("HLEN", key))
+        owner = [worker for worker in workers if worker.name == lease.holder]
+        if any(worker.load.get(topic, _NONE).held or leases > worker.at_once(topic) for worker in owner):
+            return id_ in held_ids(topic, await self.leases(topic), owner)
+        return False
 
     async def registered(self) -> dict[str, bytes]:
         """What every worker registered about itself, including silent workers."""
@@ -214,6 +195,36 @@ class Queries:
         return Live(
             body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
         )
+
+    async def ended(self, id_: str) -> Ended | None:
+        """What became of a message, if that is remembered."""
+        return Ended.parse(_text(await self._command("GET", self._keys.of_end(id_))))
+
+    async def lives(self, topic: str, ids: Sequence[str]) -> list[Live | None]:
+        """Messages of a topic without their bodies; None for one that does not belong to it."""
+        if not ids:
+            return []
+        fields = [id_ + part for part in (TOPIC_FIELD, KEPT_FIELD) for id_ in ids]
+        stored, leases, dues, deadlines = await asyncio.gather(
+            self._read("HMGET", "payload", *fields),
+            self._command("HMGET", self._keys.of_topic(topic, "processing"), *ids),
+            self._read("ZMSCORE", "delay_tasks", *ids),
+            self._read("ZMSCORE", "all_expire_monitor", *ids),
+        )
+        return [
+            None
+            if _text(of) != topic
+            else Live(b"", topic, _text(lease) or None, _seconds(due), _seconds(end), _text(kept) or None)
+            for of, kept, lease, due, end in zip(
+                stored[: len(ids)], stored[len(ids) :], leases, dues, deadlines, strict=True
+            )
+        ]
+
+    async def pending_ids(self, topic: str, lane: Lane, start: int, count: int) -> list[str]:
+        """Entries of a pending list, the next to be claimed first; some may be stale."""
+        key = self._keys.of_topic(topic, PENDING[lane])
+        entries = await self._command("LRANGE", key, -start - count, -start - 1)
+        return [_text(id_) for id_ in reversed(entries)]
 
     async def leases(self, topic: str) -> dict[str, Lease]:
         """All readable leases of a topic, by id."""
@@ -266,6 +277,12 @@ class Queries:
         asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
         return list(await asyncio.gather(*asked))
 
+    async def delayed_from(self, score: str, skip: int, count: int) -> list[tuple[str, str]]:
+        """Ids of delayed messages and their due times as stored, from a due time on."""
+        options = ("BYSCORE", "LIMIT", skip, count, "WITHSCORES")
+        rows = await self._read("ZRANGE", "delay_tasks", score, "inf", *options)
+        return [(_text(id_), _text(due)) for id_, due in _rows(rows)]
+
     async def delayed_ids(self, start: int, count: int) -> list[str]:
         """Ids of delayed messages, the next one due first."""
         return [_text(id_) for id_ in await self._read("ZRANGE", "delay_tasks", start, start + count - 1)]
@@ -291,6 +308,58 @@ class Queries:
 
 _FRAME: Final = 16
 """Bytes of a reply per value, beside the value itself."""
+_TOPICS: Final = 200
+"""Topics counted in one call. The server needs 2 ms for them."""
+
+
+class _Serving(NamedTuple):
+    """What the live workers of a topic have said."""
+
+    held: int = 0
+    at_once: float = 0.0
+    """How many messages they can run at once."""
+
+
+_NONE: Final = Load()
+
+
+def _serving(workers: Iterable[WorkerFacts]) -> dict[str, _Serving]:
+    """What the workers have said, by topic."""
+    serving: dict[str, _Serving] = {}
+    for worker in workers:
+        for topic in worker.topics:
+            held, at_once = serving.get(topic, _Serving())
+            here = worker.load.get(topic, _NONE).held
+            serving[topic] = _Serving(held + here, at_once + worker.at_once(topic))
+    return serving
+
+
+def _counts(row: TopicRow, serving: _Serving | None, *, paused: bool) -> TopicCounts:
+    """The counts of a topic; a counter that another program spoilt makes none negative.
+
+    Its workers have said how many messages they hold ready, a moment ago. More than they run at once they
+    hold at any rate.
+    """
+    of = row.counters
+    held = 0
+    if serving is not None:
+        held = int(min(row.leases, max(serving.held, row.leases - serving.at_once)))
+    pending = max(0, row.entries - max(0, of[STALE]))
+    return TopicCounts(
+        pending=pending,
+        running=row.leases - held,
+        held=held,
+        delayed=max(0, live(of) - pending - row.leases),
+        in_dlq=max(0, in_dlq(of)),
+        oldest_at=row.oldest_at,
+        paused=paused,
+        produced=of["produced"],
+        completed=of["completed"],
+        retried=of["retried"],
+        put_off=of["put_off"],
+        recovered=of["lapsed"],
+        dead=of["dead"],
+    )
 
 
 def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
@@ -307,9 +376,9 @@ def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode(errors="replace")
 
 
-def _whole(value: bytes) -> int:
-    """Parse a counter; 0 if another program wrote something else there."""
-    return int(value) if value.isdigit() and len(value) < 20 else 0
+def _whole(value: bytes | None) -> int:
+    """Parse a counter; 0 if it is missing or another program wrote something else there."""
+    return int(value) if value and value.isdigit() and len(value) < 20 else 0
 
 
 def _seconds(score: bytes | None) -> float | None:

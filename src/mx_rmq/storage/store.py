@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -16,6 +16,7 @@ from mx_rmq.storage.contract import (
     Claim,
     Delivery,
     Examined,
+    Kept,
     NewMessage,
     NextDelay,
     Overdue,
@@ -25,7 +26,9 @@ from mx_rmq.storage.contract import (
     Settled,
     Suspect,
     Takeover,
+    TopicRow,
 )
+from mx_rmq.storage.counters import EVENTS, counters_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
@@ -170,11 +173,14 @@ class Store:
         """End the leases of a vanished worker now, so that a monitor takes over its messages."""
         return await self.extend(topic, deliveries, lease=0.0)
 
-    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
-        """Finish deliveries and forget their messages; each id stays taken for the seconds given with it."""
-        args: list[Any] = [topic]
-        for delivery, dedup_for in finished:
-            args += (delivery.id, delivery.token, _ms(dedup_for))
+    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]]) -> list[Settled]:
+        """Finish deliveries and forget their messages, but for what is kept of each.
+
+        A number stands for the seconds for which the id stays taken.
+        """
+        args: list[Any] = [self.keys.prefix, topic]
+        for delivery, kept in finished:
+            args += (delivery.id, delivery.token, _kept(kept) if isinstance(kept, Kept) else _ms(kept))
         return _statuses(Settled, await self._run("complete_message", args, topic))
 
     async def retry(self, topic: str, failed: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
@@ -202,11 +208,13 @@ class Store:
             args += (delivery.id, delivery.token, body)
         return _statuses(Settled, await self._run("release_message", args, topic))
 
-    async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+    async def move_to_dlq(
+        self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]], *, kept: Sequence[Kept] = ()
+    ) -> list[Settled]:
         """Move messages to the DLQ, with their final bodies (empty: as stored) and the reason."""
-        args: list[Any] = [topic]
-        for delivery, body, error in dead:
-            args += (delivery.id, delivery.token, body, error)
+        args: list[Any] = [self.keys.prefix, topic]
+        for (delivery, body, error), wish in zip(dead, kept or [_NOTHING] * len(dead), strict=True):
+            args += (delivery.id, delivery.token, body, error, _wish(wish))
         return _statuses(Settled, await self._run("move_to_dlq", args, topic))
 
     async def take_over(
@@ -287,6 +295,15 @@ class Store:
     async def resume(self, topic: str) -> bool:
         """Deliver a paused topic again; False if it was not paused."""
         return bool(await self._run("resume_topic", (topic,), topic))
+
+    async def count(self, topics: Sequence[str]) -> list[TopicRow]:
+        """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
+        args = [self.keys.prefix, " ".join(EVENTS), *topics]
+        cells = await self._run("count_topics", args)
+        return [
+            TopicRow(entries, leases, float(oldest) if oldest else None, counters_of(counts))
+            for entries, leases, oldest, counts in zip(*[iter(cells)] * 4, strict=True)
+        ]
 
     async def wake(self, topic: str) -> None:
         """Pass on a wake token that the worker took but cannot use."""
@@ -375,6 +392,20 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
         f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
         f"the limit is {max_bytes}; store large data elsewhere and send a reference"
     )
+
+
+_NOTHING: Final = Kept()
+
+
+def _wish(kept: Kept) -> str:
+    """How long to remember what became of a message, and how long it ran; empty for not at all."""
+    remember = _ms(kept.remember_for)
+    return f"{remember} {_ms(kept.took)}" if remember > 0 else ""
+
+
+def _kept(kept: Kept) -> int | str:
+    dedup, wish = _ms(kept.dedup_for), _wish(kept)
+    return f"{dedup} {wish}" if wish else dedup
 
 
 def _ms(seconds: float) -> int:

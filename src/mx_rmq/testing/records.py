@@ -19,7 +19,7 @@ from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from mx_rmq.message import Message
-    from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Overdue
+    from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue
     from mx_rmq.storage.keys import Keys
     from mx_rmq.storage.store import Commands, Together
     from mx_rmq.testing.clock import Clock
@@ -221,7 +221,7 @@ class RecordingStore(Store):
         with self._clock.still:
             return await super().extend_together(connections, chunks, lease=lease)
 
-    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float]]) -> list[Settled]:
+    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]]) -> list[Settled]:
         """Finish deliveries."""
         rows = list(finished)
         with self._records.answer():
@@ -231,12 +231,13 @@ class RecordingStore(Store):
                     self._records.note_done(row[0])
         return statuses
 
-    async def move_to_dlq(self, topic: str, dead: Iterable[tuple[Delivery, bytes, bytes]]) -> list[Settled]:
+    async def move_to_dlq(
+        self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]], *, kept: Sequence[Kept] = ()
+    ) -> list[Settled]:
         """Move messages to the DLQ."""
-        rows = list(dead)
         with self._records.answer():
-            statuses = await super().move_to_dlq(topic, rows)
-            for row, status in zip(rows, statuses, strict=True):
+            statuses = await super().move_to_dlq(topic, dead, kept=kept)
+            for row, status in zip(dead, statuses, strict=True):
                 if status is Settled.DONE:
                     self._records.note_dead(*row)
         return statuses

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 
 from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
 from mx_rmq.errors import ConfigError, InvalidPayload
-from mx_rmq.limits import BATCH
+from mx_rmq.limits import BATCH, LONGEST_MEMORY
 from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.retry import Retry
 from mx_rmq.worker.payload_types import payload_type_of
@@ -75,6 +75,7 @@ class Handler(Generic[P, R]):
         concurrency: int | None = None,
         batch: int | None = None,
         linger: Duration = 0.0,
+        remember: Duration | None = None,
     ) -> None:
         self.topic: str = check_topic(topic)
         if not callable(function):
@@ -86,6 +87,9 @@ class Handler(Generic[P, R]):
             raise ConfigError(f"linger of topic {topic!r} is for batches; give batch= too")
         self.timeout: float | None = check_seconds(
             f"timeout of topic {topic!r}", timeout, above=0.0, none="no limit"
+        )
+        self.remember: float | None = check_seconds(
+            f"remember of topic {topic!r}", remember, most=LONGEST_MEMORY, none="not at all"
         )
         if not isinstance(retry, Retry):
             raise refusal(f"retry of topic {topic!r}", "a Retry(...)", retry)

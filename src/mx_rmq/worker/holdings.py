@@ -47,6 +47,14 @@ class Holdings:
         """Drop jobs, so that their leases are not extended any more."""
         self.jobs.difference_update(jobs)
 
+    def load(self) -> dict[str, tuple[int, int]]:
+        """How many messages of each topic have begun, and how many are held ready."""
+        load: dict[str, tuple[int, int]] = {}
+        for job in list(self.jobs):
+            running, held = load.get(job.delivery.topic, (0, 0))
+            load[job.delivery.topic] = (running + 1, held) if job.started_at else (running, held + 1)
+        return load
+
     def set_clock(self, server_now: float) -> None:
         """Note the server's time, just received."""
         self._server_ahead = server_now - asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mx_rmq.message import Death, PastAttempt, describe, encode_message, text_of
 from mx_rmq.raised import Reject, RetryLater
+from mx_rmq.storage.contract import Kept
 from mx_rmq.traces import place_of, trace_of
 
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ _UNBEGUN: Final = 10
 """Times ``crash_limit``: after this many lost workers a message that was never seen to begin is dead too."""
 
 
+_NOTHING: Final = Kept()
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The handler succeeded; the message is forgotten."""
 
-    dedup_for: float = 0.0
-    """Seconds for which its id stays taken."""
+    kept: float | Kept = 0.0
+    """What is kept of it; a number stands for the seconds for which its id stays taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Died:
     """Whether the error's text may quote the payload, so that it must not be logged."""
     raised: BaseException | None = field(default=None, compare=False)
     """The error itself, if there is one, for its traceback and for hooks."""
+    kept: Kept = _NOTHING
+    """What is kept of it besides the DLQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +115,25 @@ def unreadable(error: Exception) -> Died:
     return Died(_death_by("unparsable", error), may_quote=True, raised=error)
 
 
-def unfit(error: Exception) -> Died:
+def unfit(error: Exception, message: Message | None = None) -> Died:
     """The payload does not fit the handler's type."""
-    return Died(_death_by("invalid", error), may_quote=True, raised=error)
+    kept = _NOTHING if message is None else _kept(message)
+    return Died(_death_by("invalid", error), may_quote=True, raised=error, kept=kept)
 
 
 def expired(message: Message, body: bytes = b"") -> Died:
     """The message's lifetime is over."""
-    return Died(Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over"), body)
+    death = Death(reason="expired", error=f"its lifetime of {message.ttl or 0:g} s was over")
+    return Died(death, body, kept=_kept(message))
 
 
 # -- the handler ended
 
 
-def succeeded(message: Message) -> Done:
+def succeeded(message: Message, took: float = 0.0) -> Done:
     """The handler returned."""
+    if message.remember_for:
+        return Done(Kept(message.dedup_for or 0.0, message.remember_for, took))
     return DONE if message.dedup_for is None else Done(message.dedup_for)
 
 
@@ -143,7 +153,8 @@ def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Ag
     if isinstance(error, Reject):
         said = text_of(error)
         death = Death(reason="rejected", error=said, kind=Reject.__name__, place=place)
-        return Died(death, _history(message, run, said, trace), attempt, raised=error)
+        body = _history(message, run, said, trace)
+        return Died(death, body, attempt, raised=error, kept=_kept(message, run))
     said = describe(error)
     body = _history(message, run, said, trace)
     delay: float | None
@@ -153,7 +164,7 @@ def failed(message: Message, error: BaseException, run: Run, retry: Retry) -> Ag
         delay = retry.delay(attempt, error)
     if delay is None:
         death = Death(reason="failed", error=said, kind=type(error).__name__, place=place)
-        return Died(death, body, attempt, raised=error)
+        return Died(death, body, attempt, raised=error, kept=_kept(message, run))
     return Again(delay, said, body, attempt, retry.max_attempts, run.took, place, raised=error)
 
 
@@ -210,7 +221,7 @@ def _returned(message: Message, run: Run, said: str, crash_limit: int) -> Died |
         return Returned(body)
     times = message.crashes + message.unbegun
     why = f"its worker vanished {times} times, the last one was {run.worker}"
-    return Died(Death(reason="crashed", error=why), body)
+    return Died(Death(reason="crashed", error=why), body, kept=_kept(message))
 
 
 def _history(message: Message, run: Run, said: str, trace: str = "") -> bytes:
@@ -218,6 +229,13 @@ def _history(message: Message, run: Run, said: str, trace: str = "") -> bytes:
     at, took = round(run.at, 3), round(run.took, 4)
     message.remember(PastAttempt(at=at, worker=run.worker, took=took, error=said, trace=trace))
     return encode_message(message)
+
+
+def _kept(message: Message, run: Run | None = None) -> Kept:
+    """What is kept of a message that dies."""
+    if not message.remember_for:
+        return _NOTHING
+    return Kept(remember_for=message.remember_for, took=run.took if run else 0.0)
 
 
 def _death_by(reason: Reason, error: Exception) -> Death:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REGISTER: Final = 5.0
 """Seconds between two registrations of a worker."""
+_REFRESH: Final = 0.4
+"""The shortest time between two registrations of a load that has changed; a step is made twice a second."""
 _MONITOR: Final = ".monitor"
 
 
@@ -56,6 +58,7 @@ class Presence:
         # A worker that has not registered for this long has no lease left.
         self._silence = max(SILENCE, config.lease + REGISTER)
         self._facts = dict(facts)
+        self._load: dict[str, tuple[int, int]] = {}
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
         self._known = -1
@@ -82,7 +85,7 @@ class Presence:
         self._recovers = recover
         if self._grace is not None and self._connection.number != self._known:
             await self._identify()
-        if self._loop.time() - self._said_at >= REGISTER:
+        if self._load_changed() or self._loop.time() - self._said_at >= REGISTER:
             await self.register()
         if self._grace is not None and self._own is not None:
             try:
@@ -138,9 +141,21 @@ class Presence:
 
     def _introduce(self) -> None:
         """Register again soon, with the connection by which others see this worker, if they can."""
-        own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
-        self._said = msgspec.json.encode(self._facts | own)
+        self._compose()
         self._said_at = -inf
+
+    def _load_changed(self) -> bool:
+        """Whether other messages are running or held ready than were last said; composes what to say."""
+        if self._loop.time() - self._said_at < _REFRESH or (load := self._holdings.load()) == self._load:
+            return False
+        self._load = load
+        self._compose()
+        return True
+
+    def _compose(self) -> None:
+        own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
+        load = {"load": self._load} if self._load else {}
+        self._said = msgspec.json.encode(self._facts | own | load)
 
     def _cannot(self, error: ResponseError) -> None:
         """Rely on the leases alone until there is another connection."""

@@ -142,13 +142,15 @@ class Runner:
             return _abandoned(job.end)
         try:
             job.message = message = decode_message(job.delivery.body)
+            if job.handler.remember is not None and message.remember_for is None:
+                message.remember_for = job.handler.remember
             if job.delivery.expires_at <= job.holdings.server_time(now):
                 return outcome.expired(message)
             job.payload = job.handler.payload_type.decode(message.payload)
         except UnreadableMessage as error:
             return outcome.unreadable(error)
         except InvalidPayload as error:
-            return outcome.unfit(error)
+            return outcome.unfit(error, job.message)
         return None
 
     # -- the handler
@@ -178,7 +180,7 @@ class Runner:
         message, end = job.message, job.end
         assert message is not None
         if end is None and error is None:
-            return outcome.succeeded(message)
+            return outcome.succeeded(message, job.took)
         if end is not None and end is not End.TIMEOUT:
             return _abandoned(end)
         run = Run(job.holdings.server_time(job.started_at), self._worker, job.took)

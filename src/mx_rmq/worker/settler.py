@@ -35,7 +35,7 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
     match items[0][1]:
         case Done():
             done = cast("Sequence[tuple[Held, Done]]", items)
-            return await store.complete(topic, [(held.delivery, how.dedup_for) for held, how in done])
+            return await store.complete(topic, [(held.delivery, how.kept) for held, how in done])
         case Again():
             again = cast("Sequence[tuple[Held, Again]]", items)
             return await store.retry(topic, [(held.delivery, how.delay, how.body) for held, how in again])
@@ -45,7 +45,7 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
         case Died():
             died = cast("Sequence[tuple[Held, Died]]", items)
             rows = [(held.delivery, how.body, encode_death(how.death)) for held, how in died]
-            return await store.move_to_dlq(topic, rows)
+            return await store.move_to_dlq(topic, rows, kept=[how.kept for _, how in died])
         case Returned():
             returned = cast("Sequence[tuple[Held, Returned]]", items)
             bodies = [how.body for _, how in returned]

@@ -233,8 +233,10 @@ class Worker:
 
     def _facts(self, handlers: Sequence[Handler[..., Any]]) -> dict[str, Any]:
         """What this worker publishes about itself."""
+        at_once = {topic: work.limit * work.handler.batch for topic, work in self._ready.topics.items()}
         return {
             "topics": sorted(handler.topic for handler in handlers),
+            "limits": {topic: n for topic, n in at_once.items() if n != self._config.concurrency},
             "concurrency": self._config.concurrency,
             "pid": os.getpid(),
             "started_at": round(time.time(), 3),

@@ -1,27 +1,35 @@
--- complete_message: the handler succeeded, so the message is finished and forgotten.
+-- complete_message: the handler succeeded, so the message is finished and forgotten, at once or after a
+-- while.
 -- KEYS     1 payload hash   2 processing hash   3 all_expire_monitor zset   4 done zset
 --          5 counters hash
--- ARGV     topic; per delivery: id, token, dedup_ms; now_us
---          (dedup_ms: how long the id stays taken, 0 for not at all)
+-- ARGV     prefix, topic; per delivery: id, token, kept; now_us
+--          (kept: how many ms the id stays taken, 0 for not at all; or 'dedup_ms remember_ms took_ms' to
+--          remember for remember_ms that the message was done, after took_ms)
 -- Returns  per delivery: 1 done | 0 stale | -1 gone
 -- Keeps    I1 I2 I3 I4 I5 I6
--- Uses     limits clock count batch held
+-- Uses     limits clock count batch held ended
 local payload, processing, monitor, done, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local topic = ARGV[1]
+local prefix, topic = ARGV[1], ARGV[2]
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 
 redis.call('ZCARD', monitor)
 redis.call('ZCARD', done)
-local ids, status = held(payload, processing, 2, 3)
-local finished, fields, memories, m = {}, {}, {}, 0
+local ids, status = held(payload, processing, 3, 3)
+local finished, fields, memories, wishes, m = {}, {}, {}, nil, 0
 for n = 1, #ids do
   local id = ids[n]
   if status[n] == 1 then
     finished[m + 1] = id
     fields[m * 3 + 1], fields[m * 3 + 2], fields[m * 3 + 3] = id, id .. ':queue', id .. ':keep'
     m = m + 1
-    local dedup_ms = tonumber(ARGV[2 + (n - 1) * 3 + 2])
+    local kept = ARGV[3 + (n - 1) * 3 + 2]
+    local dedup_ms = tonumber(kept)
+    if not dedup_ms then
+      local first, wish = string.match(kept, '^(%d+) (.+)$')
+      wishes = wishes or {}
+      wishes[id], dedup_ms = wish_of(wish or kept), tonumber(first)
+    end
     if dedup_ms > 0 then
       memories[#memories + 1] = now_ms + dedup_ms
       memories[#memories + 1] = id
@@ -38,6 +46,7 @@ if #finished > 0 then
     local forgotten = redis.call('ZRANGE', done, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, #memories)
     if #forgotten > 0 then redis.call('ZREM', done, unpack(forgotten)) end
   end
+  for id, wish in pairs(wishes or {}) do note_end(prefix, id, 'done', now_ms, topic, wish) end
   count(counters, topic, 'completed', #finished)
 end
 return status

@@ -1,25 +1,26 @@
 -- move_to_dlq: the message will not be tried again; it is kept, with the reason, for an operator.
 -- KEYS     1 payload hash   2 processing hash   3 all_expire_monitor zset   4 dlq zset
 --          5 dlq_payload hash   6 counters hash
--- ARGV     topic; per delivery: id, token, body, error; now_us
---          (body: '' keeps the stored bytes as they are)
+-- ARGV     prefix, topic; per delivery: id, token, body, error, wish; now_us
+--          (body: '' keeps the stored bytes as they are; wish: '' or 'remember_ms took_ms' to remember for
+--          remember_ms that the message died, after took_ms)
 -- Returns  per delivery: 1 done | 0 stale | -1 gone
 -- Keeps    I1 I2 I3 I4 I5 I6 I7
--- Uses     limits clock count batch held
+-- Uses     limits clock count batch held ended
 local payload, processing, monitor = KEYS[1], KEYS[2], KEYS[3]
 local dlq, dlq_payload, counters = KEYS[4], KEYS[5], KEYS[6]
-local topic = ARGV[1]
+local prefix, topic = ARGV[1], ARGV[2]
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 
 redis.call('ZCARD', monitor)
 redis.call('ZCARD', dlq)
 redis.call('HLEN', dlq_payload)
-local ids, status = held(payload, processing, 2, 4)
-local left, fields, dead, bodies, deaths = {}, {}, 0, {}, {}
+local ids, status = held(payload, processing, 3, 5)
+local left, fields, dead, bodies, deaths, wishes = {}, {}, 0, {}, {}, {}
 for n, id in ipairs(ids) do
   if status[n] == 1 then
-    local at = 2 + (n - 1) * 4
+    local at = 3 + (n - 1) * 5
     local body = ARGV[at + 2]
     if body == '' then body = redis.call('HGET', payload, id) end
     left[#left + 1] = id
@@ -31,6 +32,7 @@ for n, id in ipairs(ids) do
       bodies[dead * 6 + 3], bodies[dead * 6 + 4] = id .. ':queue', topic
       bodies[dead * 6 + 5], bodies[dead * 6 + 6] = id .. ':error', ARGV[at + 3]
       deaths[dead * 2 + 1], deaths[dead * 2 + 2] = now_ms, id
+      if ARGV[at + 4] ~= '' then wishes[id] = wish_of(ARGV[at + 4]) end
       dead = dead + 1
     else
       status[n] = -1
@@ -45,6 +47,7 @@ end
 if dead > 0 then
   redis.call('HSET', dlq_payload, unpack(bodies))
   redis.call('ZADD', dlq, unpack(deaths))
+  for id, wish in pairs(wishes) do note_end(prefix, id, 'dead', now_ms, topic, wish) end
   count(counters, topic, 'dead', dead)
 end
 return status

@@ -1,0 +1,236 @@
+"""Lists the messages of a topic in one state, a page at a time.
+
+A look reads ids and places first, in small chunks, and then only the bodies of the page. A call looks at a
+limited number of messages, so a page may be short although more follow. Its ``next`` always leads further.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
+
+from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
+from mx_rmq.limits import BATCH
+from mx_rmq.message import LANES
+from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.messages import STATES, MessagePage, live_facts
+from mx_rmq.storage.facts import held_ids
+from mx_rmq.storage.queries import Live, Queries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.message import Lane
+    from mx_rmq.operating.messages import Listed, MessageFacts
+    from mx_rmq.storage.shard import Shard
+
+_CHUNK: Final = 500
+"""Entries looked at in one step."""
+_STEPS: Final = 20
+"""Steps of one call."""
+_BACK: Final = 500
+"""How far a list may have moved on between two pages for the next one to continue exactly."""
+_SCORE: Final = re.compile(r"-?(inf|\d+(\.\d+)?(e[+-]?\d+)?)", re.ASCII)
+
+
+class _Row(NamedTuple):
+    """A message for the page, and where to go on after it."""
+
+    id: str
+    live: Live
+    after: str
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one look found."""
+
+    rows: list[_Row]
+    next: str | None
+    """Where the next look begins; None at the end."""
+
+
+async def list_messages(
+    shards: list[Shard], topic: str, state: Listed, limit: int, after: str | None
+) -> MessagePage:
+    """A page of messages; see ``RedisMessageQueue.list``."""
+    topic = check_topic(topic)
+    check_choice("state", state, STATES)
+    check_whole("limit", limit, 1, BATCH)
+    number, place = _begin(shards, state, after)
+    if state == "dead":
+        page = await DeadLetters(shards).list(topic=topic, limit=limit, after=place or None)
+        following = None if page.next is None else f"dead,0,{page.next}"
+        return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
+    read_at = await Queries(shards[0].operating).time()
+    facts: list[MessageFacts] = []
+    for at in range(number, len(shards)):
+        if len(facts) == limit:
+            return MessagePage(facts, f"{state},{at},", read_at)
+        queries = Queries(shards[at].operating)
+        rows, end = await _rows(queries, topic, state, limit - len(facts), place)
+        facts += await _facts(queries, rows)
+        if end is not None:
+            return MessagePage(facts, f"{state},{at},{end}", read_at)
+        place = ""
+    return MessagePage(facts, None, read_at)
+
+
+def _begin(shards: list[Shard], state: Listed, after: str | None) -> tuple[int, str]:
+    """The shard and the place at which a page begins."""
+    if after is None:
+        return 0, ""
+    try:
+        of, number, place = after.split(",", 2)
+        if of != state or not 0 <= _number(number) < len(shards):
+            raise ValueError
+        match state:
+            case "pending":
+                _pending_place(place)
+            case "delayed":
+                _delayed_place(place)
+            case "running" | "held":
+                _lease_place(place)
+        return int(number), place
+    except (AttributeError, ValueError):
+        raise refusal("after", f"the next of an earlier page of {state} messages", after) from None
+
+
+async def _rows(
+    queries: Queries, topic: str, state: Listed, limit: int, place: str
+) -> tuple[list[_Row], str | None]:
+    """Up to *limit* messages of one shard, and where to go on."""
+    rows: dict[str, _Row] = {}
+    end: str | None = place
+    more = len(LANES)
+    """Steps once the page is full, to learn whether it is the last one."""
+    for _ in range(_STEPS):
+        step = await _look(queries, topic, state, end or "")
+        for row in step.rows:
+            if len(rows) == limit:
+                return list(rows.values()), [*rows.values()][-1].after
+            rows.setdefault(row.id, row)  # an id may be in a list twice
+        end = step.next
+        more -= len(rows) == limit
+        if end is None or not more:
+            break
+    return list(rows.values()), end
+
+
+async def _look(queries: Queries, topic: str, state: Listed, place: str) -> _Step:
+    match state:
+        case "pending":
+            return await _look_at_pending(queries, topic, place)
+        case "delayed":
+            return await _look_at_delayed(queries, topic, place)
+        case "running" | "held":
+            return await _look_at_leases(queries, topic, state, place)
+        case "dead":
+            raise AssertionError("dead messages are listed by DeadLetters")
+        case _ as never:
+            assert_never(never)
+
+
+async def _look_at_pending(queries: Queries, topic: str, place: str) -> _Step:
+    """The entries of one lane, the next to be claimed first.
+
+    If the last entry that was passed has moved on, because others were claimed, the look begins behind it.
+    """
+    lane, start, last = _pending_place(place)
+    back = min(start, _BACK) if last else 0
+    entries = await queries.pending_ids(topic, lane, start - back, back + _CHUNK)
+    begin = back
+    if last in entries[:back]:
+        begin = max(n for n, id_ in enumerate(entries[:back]) if id_ == last) + 1
+    ids = list(dict.fromkeys(entries[begin:]))
+    seen = {id_: start - back + n + 1 for n, id_ in enumerate(entries)}
+    rows = [
+        _Row(id_, live, f"{lane},{seen[id_]},{id_}")
+        for id_, live in zip(ids, await queries.lives(topic, ids), strict=True)
+        # Other entries are stale: no claim would deliver them.
+        if live is not None and live.lease is None and live.due_at is None and live.deadline is not None
+    ]
+    if len(entries) == back + _CHUNK:
+        return _Step(rows, f"{lane},{start - back + len(entries)},{entries[-1]}")
+    further = LANES[LANES.index(lane) + 1 :]
+    return _Step(rows, f"{further[0]},0," if further else None)
+
+
+async def _look_at_delayed(queries: Queries, topic: str, place: str) -> _Step:
+    """Delayed messages by due time; those of all topics are in one set."""
+    score, passed = _delayed_place(place)
+    found = await queries.delayed_from(score, passed, _CHUNK)
+    places = {}
+    for id_, due in found:
+        passed = passed + 1 if due == score else 1
+        score = due
+        places[id_] = f"{due},{passed}"
+    ids = [id_ for id_, _ in found]
+    own = [id_ for id_, of in zip(ids, await queries.topics_of(ids), strict=True) if of == topic]
+    rows = [
+        _Row(id_, live, places[id_])
+        for id_, live in zip(own, await queries.lives(topic, own), strict=True)
+        if live is not None and live.lease is None and live.due_at is not None
+    ]
+    return _Step(rows, places[ids[-1]] if len(ids) == _CHUNK else None)
+
+
+async def _look_at_leases(queries: Queries, topic: str, state: Listed, place: str) -> _Step:
+    """The leases of a topic, the oldest claim first; there are no more than workers can hold."""
+    passed = _lease_place(place)
+    leases = await queries.leases(topic)
+    held = held_ids(topic, leases, await queries.workers())
+    ids = sorted(
+        (lease.fence, id_)
+        for id_, lease in leases.items()
+        if (id_ in held) == (state == "held") and (lease.fence, id_) > passed
+    )[: BATCH + 1]
+    lives = await queries.lives(topic, [id_ for _, id_ in ids])
+    rows = [
+        _Row(id_, live, f"{at},{id_}", state == "held")
+        for (at, id_), live in zip(ids, lives, strict=True)
+        if live is not None and live.lease is not None
+    ]
+    return _Step(rows, None)
+
+
+async def _facts(queries: Queries, rows: Sequence[_Row]) -> list[MessageFacts]:
+    """The facts of a page; a message that is gone by now is left out."""
+    bodies = [body async for some in queries.values("payload", [row.id for row in rows]) for body in some]
+    return [
+        live_facts(row.id, row.live._replace(body=body), held=row.held)
+        for row, body in zip(rows, bodies, strict=True)
+        if body is not None
+    ]
+
+
+# -- places, as texts in ``next``
+
+
+def _pending_place(place: str) -> tuple[Lane, int, str]:
+    """A lane, how many of its entries were passed, and the last of them."""
+    name, passed, last = place.split(",", 2) if place else (LANES[0], "0", "")
+    (lane,) = [lane for lane in LANES if lane == name]
+    return lane, _number(passed), last
+
+
+def _delayed_place(place: str) -> tuple[str, int]:
+    """A due time as the server writes it, and how many messages with that time were passed."""
+    score, passed = place.split(",") if place else ("-inf", "0")
+    if not _SCORE.fullmatch(score):
+        raise ValueError
+    return score, _number(passed)
+
+
+def _lease_place(place: str) -> tuple[int, str]:
+    """The fence and the id of the last lease that was passed."""
+    fence, last = place.split(",", 1) if place else ("0", "")
+    return _number(fence), last
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,16}", text):
+        raise ValueError
+    return int(text)
