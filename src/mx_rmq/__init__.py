@@ -25,7 +25,7 @@ from mx_rmq.errors import (
 )
 from mx_rmq.message import Message, PastAttempt
 from mx_rmq.operating.audit import AuditReport, Finding
-from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
+from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.processes import run, run_processes
 from mx_rmq.producing.sync import SyncProducer
@@ -47,6 +47,8 @@ __all__ = [
     "ConfigError",
     "Context",
     "Counts",
+    "DeadGroup",
+    "DeadGroups",
     "DeadLetter",
     "DeadLetters",
     "EmbeddedServerError",

@@ -13,7 +13,8 @@ from mx_rmq import DeadLetters, RedisMessageQueue
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport Config ConfigError Context Counts DeadLetter DeadLetters EmbeddedServerError Finding Handler
+    AuditReport Config ConfigError Context Counts DeadGroup DeadGroups DeadLetter DeadLetters
+    EmbeddedServerError Finding Handler
     InvalidName InvalidPayload LeaseLost Load Message MessageFacts MessagePage MessageTooLarge MxRmqError
     NoHandler NotDead
     NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry

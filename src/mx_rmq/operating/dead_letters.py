@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import check_size
-from mx_rmq.tables import ago, plain_fields
+from mx_rmq.tables import ago, iso, plain_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -113,6 +113,56 @@ class Page:
         return paged(columns, self.next, "no dead message")
 
 
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead messages of the same cause."""
+
+    topic: str
+    error: str
+    """The class of the error, or the reason if there was none."""
+    place: str
+    """The last frame of the user's code, as ``file:line in function``; empty if there is none."""
+    count: int
+    first_at: float
+    """When the first of them died."""
+    last_at: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        return str(DeadGroups([self]))
+
+
+class DeadGroups(list[DeadGroup]):
+    """Groups of dead messages, the largest first; prints as a table.
+
+    Args:
+        groups: in this order.
+        read_at: when they were counted, by the server's clock; ages are counted from then.
+    """
+
+    def __init__(self, groups: Iterable[DeadGroup] = (), read_at: float = 0.0) -> None:
+        super().__init__(groups)
+        self.read_at = read_at
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return {"groups": [group.as_dict() for group in self], "read_at": iso(self.read_at)}
+
+    def __str__(self) -> str:
+        columns: dict[str, Sequence[str | int]] = {
+            "dead": [group.count for group in self],
+            "topic": [group.topic for group in self],
+            "error": [group.error for group in self],
+            "first": [ago(group.first_at, self.read_at) for group in self],
+            "last": [ago(group.last_at, self.read_at) for group in self],
+            "place": [group.place for group in self],
+        }
+        return paged(columns, None, "no dead message")
+
+
 Letters = list[DeadLetter]  # inside the class, ``list`` is a method
 Ids = list[str]
 Mark = tuple[str, float]
@@ -145,7 +195,7 @@ class DeadLetters:
 
         Args:
             topic: only messages of this topic.
-            error: only messages with this reason or error class, or with this text in their error.
+            error: only messages with this reason, error class or place, or with this text in their error.
             limit: the most messages on a page.
             after: the ``next`` of the page before; None for the first page.
         """
@@ -164,13 +214,17 @@ class DeadLetters:
             rank = 0
         return Page(letters, None, await Queries(self._shards[0].operating).time())
 
-    async def groups(self) -> Counter[tuple[str, str]]:
-        """How many are dead, by topic and error class (or reason, if there was no error)."""
-        groups: Counter[tuple[str, str]] = Counter()
+    async def groups(self) -> DeadGroups:
+        """How many are dead of the same cause: by topic, error class (or reason) and place in the code."""
+        deaths: dict[tuple[str, str, str], tuple[int, float, float]] = {}
         for shard in self._shards:
             async for one in _scan(Queries(shard.operating)):
-                groups[one.topic, one.death.kind or one.death.reason] += 1
-        return groups
+                key = one.topic, one.death.kind or one.death.reason, one.death.place
+                count, first_at, last_at = deaths.get(key, (0, one.died_at, one.died_at))
+                deaths[key] = count + 1, min(first_at, one.died_at), max(last_at, one.died_at)
+        groups = [DeadGroup(*key, *found) for key, found in deaths.items()]
+        groups.sort(key=lambda group: (-group.count, group.topic, group.error))
+        return DeadGroups(groups, await Queries(self._shards[0].operating).time())
 
     async def get(self, id_: str) -> DeadLetter:
         """One dead message.
@@ -391,7 +445,7 @@ def _name(topic: bytes | None) -> str:
 
 
 def _matches(death: Death, error: str | None) -> bool:
-    return error is None or error in (death.reason, death.kind) or error in death.error
+    return error is None or error in (death.reason, death.kind, death.place) or error in death.error
 
 
 def _not_dead(id_: str) -> NotDead:
