@@ -16,6 +16,7 @@ from mx_rmq import (
     NotDead,
     RedisMessageQueue,
     Retry,
+    UnknownTopic,
     UnreadableMessage,
 )
 from mx_rmq.message import Death, encode_death
@@ -502,7 +503,8 @@ async def test_letters_are_purged_by_filter(queue: RedisMessageQueue, redis: Red
     await dead(queue, redis, "B1", topic="other")
     assert await queue.dlq.purge(topic="t", error="ValueError") == 2
     assert await ids_of(queue) == ["B1", "A3"]
-    assert await queue.dlq.purge(topic="nothing") == 0
+    with pytest.raises(UnknownTopic):
+        await queue.dlq.purge(topic="nothing")
     assert await queue.dlq.purge() == 2
     assert [key for key in await read_state(redis) if "dlq" in key] == []
 

@@ -18,12 +18,13 @@ NAMES = """
     InvalidName InvalidPayload LeaseLost Load Message MessageFacts MessagePage MessageTooLarge MxRmqError
     NoHandler NotDead
     NotDurable NotOnDisk NotReplicated OutOfMemory Page PastAttempt Receipt RedisMessageQueue Reject Retry
-    RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
+    RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts UnknownTopic
+    UnreadableMessage UnsafeServer
     WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq explain find handler has_produce_middleware list middleware open
-    pause produce produce_many produce_middleware purge resume run start stop sync workers
+    pause produce produce_many produce_middleware purge queues resume run start stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes

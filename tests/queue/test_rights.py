@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import RedisMessageQueue, Reject
+from mx_rmq import RedisMessageQueue, Reject, UnknownTopic
 from mx_rmq.operating.messages import STATES
 from tests.harness import command
 from tests.words import eventually
@@ -121,6 +121,9 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         await mq.workers()
         assert len((await mq.dlq.list(topic="orders")).letters) == 2
         assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
+        assert await mq.queues() == ["shop"]
+        with pytest.raises(UnknownTopic):
+            await mq.pause("ordrs")
         for state in STATES:
             await mq.list("orders", state=state)
         assert (await mq.find("dead")).state == "dead"

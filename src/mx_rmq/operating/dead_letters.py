@@ -11,6 +11,7 @@ from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
 from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
 from mx_rmq.operating.messages import MessageFacts, message_fields, paged
+from mx_rmq.operating.topics import refuse_unknown_topic
 from mx_rmq.payloads import encode_payload, plain_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.queries import Queries
@@ -19,7 +20,7 @@ from mx_rmq.storage.store import check_size
 from mx_rmq.tables import ago, iso, plain_fields
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
     from mx_rmq.storage.shard import Shard
 
@@ -183,10 +184,16 @@ Finds = list[_Found]
 
 
 class DeadLetters:
-    """``queue.dlq``."""
+    """``queue.dlq``.
 
-    def __init__(self, shards: list[Shard]) -> None:
+    Args:
+        shards: of the queue.
+        handled: the topics that have a handler in this process.
+    """
+
+    def __init__(self, shards: list[Shard], handled: Collection[str] = ()) -> None:
         self._shards = shards
+        self._handled = handled
 
     async def list(
         self, *, topic: str | None = None, error: str | None = None, limit: int = 50, after: str | None = None
@@ -266,6 +273,9 @@ class DeadLetters:
         """Replay all messages that match now, oldest death first, at most *rate* a second.
 
         Returns how many were replayed.
+
+        Raises:
+            UnknownTopic: there is no such topic.
         """
         if rate is not None and not rate > 0:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
@@ -278,6 +288,8 @@ class DeadLetters:
                     replayed += (await _replay(shard, some)).count(Replayed.REPLAYED)
                     if rate is not None:
                         await asyncio.sleep(len(some) / rate)
+        if topic is not None and not replayed:
+            await refuse_unknown_topic(self._shards, topic, self._handled)
         return replayed
 
     async def delete(self, *ids: str) -> int:
@@ -289,12 +301,18 @@ class DeadLetters:
         return deleted
 
     async def purge(self, *, topic: str | None = None, error: str | None = None) -> int:
-        """Delete all dead messages that match for good; returns how many there were."""
+        """Delete all dead messages that match for good; returns how many there were.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
         deleted = 0
         for shard in self._shards:
             async for found in _pages(shard, topic, error, _PAGE):
                 ids, deaths = zip(*found, strict=True)
                 deleted += await shard.operating.delete_dead(ids, deaths)
+        if topic is not None and not deleted:
+            await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted
 
     async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:
