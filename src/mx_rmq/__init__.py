@@ -20,6 +20,7 @@ from mx_rmq.errors import (
     OutOfMemory,
     ServerUnavailable,
     StoreError,
+    UnknownTopic,
     UnreadableMessage,
     UnsafeServer,
     WrongKeyType,
@@ -27,7 +28,7 @@ from mx_rmq.errors import (
 from mx_rmq.message import Message, PastAttempt
 from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
-from mx_rmq.operating.dead_letters import DeadLetter, DeadLetters, NotDead, Page
+from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
 from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
@@ -56,6 +57,8 @@ __all__ = [
     "Context",
     "Counts",
     "DeadEvent",
+    "DeadGroup",
+    "DeadGroups",
     "DeadLetter",
     "DeadLetters",
     "EmbeddedServerError",
@@ -98,6 +101,7 @@ __all__ = [
     "Stored",
     "SyncProducer",
     "TopicCounts",
+    "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
     "WorkerFacts",

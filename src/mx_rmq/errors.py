@@ -56,6 +56,10 @@ class NoHandler(MxRmqError, LookupError):
     """A worker was started without a handler, or a topic has none."""
 
 
+class UnknownTopic(MxRmqError, LookupError):
+    """Nothing was produced to the topic, no live worker serves it and no handler is registered for it."""
+
+
 class StoreError(MxRmqError):
     """The server refused a transition; nothing was written."""
 

@@ -15,7 +15,7 @@ from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
-from mx_rmq.operating.topics import Topics
+from mx_rmq.operating.topics import Topics, queue_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import around
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     Receipts = list[Receipt]  # inside the class, ``list`` is a method
     Reports = list[AuditReport]
+    Names = list[str]
     Layer = TypeVar("Layer", bound=Middleware)
     ProduceLayer = TypeVar("ProduceLayer", bound=ProduceMiddleware)
     P = ParamSpec("P")
@@ -434,7 +435,7 @@ class RedisMessageQueue:
     @property
     def dlq(self) -> DeadLetters:
         """The dead messages."""
-        return DeadLetters(self._lifecycle.shards)
+        return DeadLetters(self._lifecycle.shards, self._handlers)
 
     async def find(self, id_: str) -> MessageFacts:
         """Where a message is, and what is known about it."""
@@ -471,23 +472,42 @@ class RedisMessageQueue:
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
-        return await Topics(self._lifecycle.shards).cancel(id_)
+        return await self._topics.cancel(id_)
 
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic everywhere; producing to it goes on.
 
         Messages that workers already hold still run: about as many as they finish in 30 ms. Those that
         have not begun after half a second are given back.
+
+        Raises:
+            UnknownTopic: nothing was produced to it, no live worker serves it and it has no handler here.
         """
-        await Topics(self._lifecycle.shards).pause(topic)
+        await self._topics.pause(topic)
 
     async def resume(self, topic: str) -> None:
-        """Deliver a paused topic again."""
-        await Topics(self._lifecycle.shards).resume(topic)
+        """Deliver a paused topic again.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        await self._topics.resume(topic)
 
     async def purge(self, topic: str) -> int:
-        """Withdraw all pending and delayed messages of a topic; returns how many there were."""
-        return await Topics(self._lifecycle.shards).purge(topic)
+        """Withdraw all pending and delayed messages of a topic; returns how many there were.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        return await self._topics.purge(topic)
+
+    async def queues(self) -> Names:
+        """The names of all queues on the server that were produced to or have workers."""
+        return await queue_names(self._lifecycle.shards)
+
+    @property
+    def _topics(self) -> Topics:
+        return Topics(self._lifecycle.shards, self._handlers)
 
     async def audit(self, *, repair: bool = False) -> Reports:
         """Check that every message is in exactly one place; returns one report per shard."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from mx_rmq import (
     NotDead,
     RedisMessageQueue,
     Retry,
+    UnknownTopic,
     UnreadableMessage,
 )
 from mx_rmq.message import Death, encode_death
@@ -74,7 +77,7 @@ async def test_an_empty_dlq_has_an_empty_page(queue: RedisMessageQueue) -> None:
     page = await queue.dlq.list()
     assert page.letters == []
     assert page.next is None
-    assert await queue.dlq.groups() == {}
+    assert await queue.dlq.groups() == []
 
 
 async def test_letters_come_in_pages_latest_first(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -147,18 +150,60 @@ async def test_groups_count_by_topic_and_class_of_error(queue: RedisMessageQueue
     await dead(queue, redis, "A3", death=REFUSED)
     await dead(queue, redis, "B1", topic="other", death=CRASHED)
     await unreadable(redis, "C1")
-    assert await queue.dlq.groups() == {
-        ("t", "ValueError"): 2,
-        ("t", "ConnectionError"): 1,
-        ("other", "crashed"): 1,
-        ("t", "UnreadableMessage"): 1,
-    }
+    assert [(group.topic, group.error, group.count) for group in await queue.dlq.groups()] == [
+        ("t", "ValueError", 2),
+        ("other", "crashed", 1),
+        ("t", "ConnectionError", 1),
+        ("t", "UnreadableMessage", 1),
+    ]
+
+
+async def test_groups_tell_places_in_the_code_apart(queue: RedisMessageQueue, redis: Redis) -> None:
+    """And when the first and the last of each died."""
+    for n, place in enumerate(["shop.py:31 in deep", "shop.py:7 in flat", "shop.py:31 in deep"]):
+        failed = Death(reason="failed", error=f"KeyError: {n}", kind="KeyError", place=place)
+        await dead(queue, redis, f"A{n}", death=failed)
+    groups = await queue.dlq.groups()
+    assert [(group.place, group.count) for group in groups] == [
+        ("shop.py:31 in deep", 2),
+        ("shop.py:7 in flat", 1),
+    ]
+    assert round(groups[0].last_at - groups[0].first_at, 3) == 0.002
+    assert groups[1].first_at == groups[1].last_at
+    assert await ids_of(queue, error="shop.py:31 in deep") == ["A2", "A0"]
+    header, first, _ = str(groups).splitlines()
+    assert header.split() == ["dead", "topic", "error", "first", "last", "place"]
+    assert first.split()[:3] == ["2", "t", "KeyError"]
+    assert first.endswith("shop.py:31 in deep")
+    assert str(groups[1]).splitlines()[1].endswith("shop.py:7 in flat")
+    found = json.loads(json.dumps(groups.as_dict()))
+    assert found["groups"][0]["first_at"].startswith("2025-11-15T18:06:40.0")
+
+
+async def test_a_real_failure_is_grouped_by_its_place(queue: RedisMessageQueue) -> None:
+    prices: dict[int, float] = {}
+
+    @queue.handler("t", retry=Retry(1))
+    async def handle(payload: int) -> None:
+        prices[payload]
+
+    await queue.produce_many("t", range(3))
+    await queue.start()
+
+    async def all_dead() -> bool:
+        return (await queue.counts()).dead == 3
+
+    await eventually(all_dead)
+    (group,) = await queue.dlq.groups()
+    assert (group.topic, group.error, group.count) == ("t", "KeyError", 3)
+    assert re.fullmatch(r"tests/operating/test_dead_letters\.py:\d+ in handle", group.place)
 
 
 async def test_groups_count_thousands(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce_many("t", range(900))
     await bury(redis)
-    assert await queue.dlq.groups() == {("t", "ValueError"): 900}
+    (group,) = await queue.dlq.groups()
+    assert (group.topic, group.error, group.count) == ("t", "ValueError", 900)
 
 
 @pytest.mark.parametrize("id_", ["unknown", "", "A1:error", "{x}"])
@@ -246,7 +291,7 @@ async def test_a_topic_that_cannot_be_read_hides_nobody(queue: RedisMessageQueue
     await dead(queue, redis, "A1", "A2")
     await command(redis, "HSET", f"{PREFIX}dlq_payload", "A1:queue", b"\xff")
     assert await ids_of(queue) == ["A2", "A1"]
-    assert sum((await queue.dlq.groups()).values()) == 2
+    assert sum(group.count for group in await queue.dlq.groups()) == 2
 
 
 # -- replay
@@ -458,7 +503,8 @@ async def test_letters_are_purged_by_filter(queue: RedisMessageQueue, redis: Red
     await dead(queue, redis, "B1", topic="other")
     assert await queue.dlq.purge(topic="t", error="ValueError") == 2
     assert await ids_of(queue) == ["B1", "A3"]
-    assert await queue.dlq.purge(topic="nothing") == 0
+    with pytest.raises(UnknownTopic):
+        await queue.dlq.purge(topic="nothing")
     assert await queue.dlq.purge() == 2
     assert [key for key in await read_state(redis) if "dlq" in key] == []
 

@@ -53,7 +53,7 @@ async def test_a_page_reads_the_bodies_it_shows_and_no_others(
     await die(watched, redis, "b1", topic="other", size=10)
     proxy.longest_reply = 0
     assert [letter.id for letter in (await watched.dlq.list(topic="other")).letters] == ["b1"]
-    assert await watched.dlq.groups() == {("t", "ValueError"): 8, ("other", "ValueError"): 1}
+    assert [(group.topic, group.count) for group in await watched.dlq.groups()] == [("t", 8), ("other", 1)]
     assert [letter.id for letter in (await watched.dlq.list(error="other")).letters] == ["b1"]
     assert proxy.longest_reply < SLACK
     page = await watched.dlq.list(topic="t", limit=1)

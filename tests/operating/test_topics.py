@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, InvalidName, RedisMessageQueue
+from mx_rmq import ConfigError, InvalidName, RedisMessageQueue, UnknownTopic
 from mx_rmq.storage.contract import NewMessage
+from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.words import PREFIX, bury, claim, complete, eventually, in_order, is_sound, store_of, unchanged
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
+    from tests.words import MakeQueue
 
 
 # -- cancel
@@ -104,7 +111,15 @@ async def test_pausing_leaves_what_runs_alone(queue: RedisMessageQueue, redis: R
     assert (await queue.find("A1")).state == "gone"
 
 
+def serve(queue: RedisMessageQueue, topic: str = "t") -> None:
+    """Register a handler, which makes a topic known."""
+
+    @queue.handler(topic)
+    async def handle(payload: int) -> None: ...
+
+
 async def test_a_topic_can_be_paused_before_anything_is_in_it(queue: RedisMessageQueue, redis: Redis) -> None:
+    serve(queue)
     await queue.pause("t")
     await queue.produce("t", 1)
     assert await claim(redis) == []
@@ -114,7 +129,8 @@ async def test_a_topic_can_be_paused_before_anything_is_in_it(queue: RedisMessag
 
 
 async def test_a_paused_topic_is_counted_even_if_nothing_was_ever_in_it(queue: RedisMessageQueue) -> None:
-    """Whoever paused it must find it again."""
+    """An operator must find it again."""
+    serve(queue)
     await queue.pause("t")
     assert (await queue.counts()).topics["t"].paused
 
@@ -173,12 +189,14 @@ async def test_a_message_that_failed_and_waits_is_purged(queue: RedisMessageQueu
     assert await queue.purge("t") == 1
 
 
-async def test_purging_a_topic_that_never_was_does_nothing(queue: RedisMessageQueue, redis: Redis) -> None:
+async def test_purging_an_empty_topic_does_nothing(queue: RedisMessageQueue, redis: Redis) -> None:
+    serve(queue)
     async with unchanged(redis):
         assert await queue.purge("t") == 0
 
 
 async def test_purging_a_paused_topic_leaves_it_paused(queue: RedisMessageQueue, redis: Redis) -> None:
+    serve(queue)
     await queue.pause("t")
     await queue.produce("t", 1)
     assert await queue.purge("t") == 1
@@ -191,6 +209,102 @@ async def test_a_purged_topic_goes_on(queue: RedisMessageQueue, redis: Redis) ->
     receipt = await queue.produce("t", 1)
     assert await in_order(redis) == [receipt]
     assert await complete(redis) == [receipt]
+
+
+# -- topics and queues that are known
+
+
+def verbs(queue: RedisMessageQueue, topic: str) -> list[Callable[[], Awaitable[Any]]]:
+    """What an operator does to a topic."""
+    return [
+        partial(queue.pause, topic),
+        partial(queue.resume, topic),
+        partial(queue.purge, topic),
+        partial(queue.dlq.replay_all, topic=topic),
+        partial(queue.dlq.purge, topic=topic),
+    ]
+
+
+async def test_a_topic_that_is_not_known_is_refused_with_the_closest_one(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await queue.produce("orders", 1)
+    await queue.produce("mails", 1)
+    error = (
+        "there is no topic 'ordrs': nothing was produced to it and no live worker has a handler for it; "
+        "did you mean 'orders'?"
+    )
+    async with unchanged(redis):
+        for verb in verbs(queue, "ordrs"):
+            with pytest.raises(UnknownTopic, match=f"^{re.escape(error)}$"):
+                await verb()
+        with pytest.raises(UnknownTopic, match=r"; known are: mails, orders$"):
+            await queue.pause("xyz")
+
+
+async def test_in_a_queue_without_topics_every_topic_is_unknown(queue: RedisMessageQueue) -> None:
+    with pytest.raises(UnknownTopic, match="the queue has no topics yet"):
+        await queue.pause("t")
+
+
+async def test_of_many_topics_an_error_names_a_few(queue: RedisMessageQueue) -> None:
+    for n in range(15):
+        await queue.produce(f"orders-{n:02}", 1)
+    with pytest.raises(UnknownTopic, match=r"known are: orders-00, .*, orders-09, …$"):
+        await queue.pause("xyz")
+
+
+@pytest.mark.parametrize("known", ["produced to", "served by a live worker", "handled here"])
+async def test_a_topic_that_is_known_is_accepted(queue: RedisMessageQueue, redis: Redis, known: str) -> None:
+    match known:
+        case "produced to":
+            await queue.produce("t", 1)
+            await complete(redis)
+        case "served by a live worker":
+            await store_of(redis).register_worker("w", b'{"topics":["t"]}', silence=30)
+        case "handled here":
+            serve(queue)
+    for verb in verbs(queue, "t"):
+        await verb()
+
+
+async def test_a_topic_that_is_paused_is_known_until_it_is_resumed(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await store_of(redis).pause("t")
+    await queue.pause("t")
+    await queue.resume("t")
+    with pytest.raises(UnknownTopic):
+        await queue.resume("t")
+
+
+async def test_dead_messages_of_a_topic_that_is_not_known_are_replayed_all_the_same(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """The audit keeps what it finds without a topic in one that was never produced to."""
+    await queue.produce("t", 1, message_id="A1")
+    await bury(redis)
+    await redis.srem(f"{PREFIX}topics", "t")
+    assert await queue.dlq.replay_all(topic="t") == 1
+    assert await queue.purge("t") == 1
+    with pytest.raises(UnknownTopic):
+        await queue.purge("t")
+
+
+async def test_queues_names_all_queues_on_the_server(
+    queue: RedisMessageQueue, redis: Redis, make_queue: MakeQueue
+) -> None:
+    assert await queue.queues() == []
+    for name in ("shop", "q", "Shop.2-x_y"):
+        other = make_queue(name=name)
+        await other.produce("t", 1)
+    await Store(redis, Keys("idle")).register_worker("w", b"{}", silence=30)
+    await Store(redis, Keys("wide", 3)).produce("t", [NewMessage("A1", b"x")])
+    for n in range(3000):
+        await redis.set(f"another:{n}", 1)
+    for key in ("mx-rmq:{}:topics", "mx-rmq:{a b}:topics", "mx-rmq:{a}:x:topics", "mx-rmq:{b}:worker"):
+        await redis.sadd(key, "x")
+    assert await queue.queues() == ["Shop.2-x_y", "idle", "q", "shop", "wide"]
 
 
 # -- audit
@@ -211,10 +325,11 @@ async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQu
 
 
 @pytest.mark.parametrize(
-    "verb", ["find", "explain", "counts", "workers", "cancel", "pause", "resume", "purge", "audit"]
+    "verb",
+    ["find", "explain", "list", "counts", "workers", "queues", "cancel", "pause", "resume", "purge", "audit"],
 )
 async def test_a_queue_that_is_not_open_says_how_to_open_it(server: EmbeddedServer, verb: str) -> None:
     queue = RedisMessageQueue(server.url)
-    arguments = () if verb in ("counts", "workers", "audit") else ("A1",)
+    arguments = () if verb in ("counts", "workers", "queues", "audit") else ("A1",)
     with pytest.raises(ConfigError, match="the queue is not open; use 'async with queue:'"):
         await getattr(queue, verb)(*arguments)

@@ -13,18 +13,18 @@ from mx_rmq import DeadLetters, RedisMessageQueue
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadLetter DeadLetters
-    EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter LeaseLost Load Message
-    MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable
-    NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware
-    ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater
-    ServerUnavailable StoreError Stored SyncProducer TopicCounts UnreadableMessage UnsafeServer
-    WorkerFacts Workers WrongKeyType run run_processes
+    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadGroup DeadGroups
+    DeadLetter DeadLetters EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter
+    LeaseLost Load Message MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler
+    NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt
+    ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue
+    Reject Retry RetryEvent RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts
+    UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq drain explain find handler has_produce_middleware list middleware
-    on_dead on_retry open override pause produce produce_many produce_middleware purge resume run start
-    stop sync workers
+    on_dead on_retry open override pause produce produce_many produce_middleware purge queues resume run
+    start stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import NotDrained, ProduceOptions, RedisMessageQueue, Reject
+from mx_rmq import NotDrained, ProduceOptions, RedisMessageQueue, Reject, UnknownTopic
+from mx_rmq.operating.messages import STATES
 from tests.harness import command
 from tests.words import eventually
 
@@ -138,7 +139,12 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         assert (await mq.counts()).dead == 2
         await mq.workers()
         assert len((await mq.dlq.list(topic="orders")).letters) == 2
-        assert await mq.dlq.groups() == {("orders", "Reject"): 2}
+        assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
+        assert await mq.queues() == ["shop"]
+        with pytest.raises(UnknownTopic):
+            await mq.pause("ordrs")
+        for state in STATES:
+            await mq.list("orders", state=state)
         assert (await mq.find("dead")).state == "dead"
         assert await mq.dlq.replay("dead", payload={"id": "again"}) == 1
         assert await mq.dlq.replay_all(error="rejected") == 1

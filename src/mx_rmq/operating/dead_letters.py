@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,15 +11,16 @@ from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
 from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
 from mx_rmq.operating.messages import MessageFacts, message_fields, paged
+from mx_rmq.operating.topics import refuse_unknown_topic
 from mx_rmq.payloads import encode_payload, plain_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import check_size
-from mx_rmq.tables import ago, plain_fields
+from mx_rmq.tables import ago, iso, plain_fields
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
     from mx_rmq.storage.shard import Shard
 
@@ -113,6 +114,56 @@ class Page:
         return paged(columns, self.next, "no dead message")
 
 
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead messages of the same cause."""
+
+    topic: str
+    error: str
+    """The class of the error, or the reason if there was none."""
+    place: str
+    """The last frame of the user's code, as ``file:line in function``; empty if there is none."""
+    count: int
+    first_at: float
+    """When the first of them died."""
+    last_at: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        return str(DeadGroups([self]))
+
+
+class DeadGroups(list[DeadGroup]):
+    """Groups of dead messages, the largest first; prints as a table.
+
+    Args:
+        groups: in this order.
+        read_at: when they were counted, by the server's clock; ages are counted from then.
+    """
+
+    def __init__(self, groups: Iterable[DeadGroup] = (), read_at: float = 0.0) -> None:
+        super().__init__(groups)
+        self.read_at = read_at
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return {"groups": [group.as_dict() for group in self], "read_at": iso(self.read_at)}
+
+    def __str__(self) -> str:
+        columns: dict[str, Sequence[str | int]] = {
+            "dead": [group.count for group in self],
+            "topic": [group.topic for group in self],
+            "error": [group.error for group in self],
+            "first": [ago(group.first_at, self.read_at) for group in self],
+            "last": [ago(group.last_at, self.read_at) for group in self],
+            "place": [group.place for group in self],
+        }
+        return paged(columns, None, "no dead message")
+
+
 Letters = list[DeadLetter]  # inside the class, ``list`` is a method
 Ids = list[str]
 Mark = tuple[str, float]
@@ -133,10 +184,16 @@ Finds = list[_Found]
 
 
 class DeadLetters:
-    """``queue.dlq``."""
+    """``queue.dlq``.
 
-    def __init__(self, shards: list[Shard]) -> None:
+    Args:
+        shards: of the queue.
+        handled: the topics that have a handler in this process.
+    """
+
+    def __init__(self, shards: list[Shard], handled: Collection[str] = ()) -> None:
         self._shards = shards
+        self._handled = handled
 
     async def list(
         self, *, topic: str | None = None, error: str | None = None, limit: int = 50, after: str | None = None
@@ -145,7 +202,7 @@ class DeadLetters:
 
         Args:
             topic: only messages of this topic.
-            error: only messages with this reason or error class, or with this text in their error.
+            error: only messages with this reason, error class or place, or with this text in their error.
             limit: the most messages on a page.
             after: the ``next`` of the page before; None for the first page.
         """
@@ -164,13 +221,17 @@ class DeadLetters:
             rank = 0
         return Page(letters, None, await Queries(self._shards[0].operating).time())
 
-    async def groups(self) -> Counter[tuple[str, str]]:
-        """How many are dead, by topic and error class (or reason, if there was no error)."""
-        groups: Counter[tuple[str, str]] = Counter()
+    async def groups(self) -> DeadGroups:
+        """How many are dead of the same cause: by topic, error class (or reason) and place in the code."""
+        deaths: dict[tuple[str, str, str], tuple[int, float, float]] = {}
         for shard in self._shards:
             async for one in _scan(Queries(shard.operating)):
-                groups[one.topic, one.death.kind or one.death.reason] += 1
-        return groups
+                key = one.topic, one.death.kind or one.death.reason, one.death.place
+                count, first_at, last_at = deaths.get(key, (0, one.died_at, one.died_at))
+                deaths[key] = count + 1, min(first_at, one.died_at), max(last_at, one.died_at)
+        groups = [DeadGroup(*key, *found) for key, found in deaths.items()]
+        groups.sort(key=lambda group: (-group.count, group.topic, group.error))
+        return DeadGroups(groups, await Queries(self._shards[0].operating).time())
 
     async def get(self, id_: str) -> DeadLetter:
         """One dead message.
@@ -212,6 +273,9 @@ class DeadLetters:
         """Replay all messages that match now, oldest death first, at most *rate* a second.
 
         Returns how many were replayed.
+
+        Raises:
+            UnknownTopic: there is no such topic.
         """
         if rate is not None and not rate > 0:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
@@ -224,6 +288,8 @@ class DeadLetters:
                     replayed += (await _replay(shard, some)).count(Replayed.REPLAYED)
                     if rate is not None:
                         await asyncio.sleep(len(some) / rate)
+        if topic is not None and not replayed:
+            await refuse_unknown_topic(self._shards, topic, self._handled)
         return replayed
 
     async def delete(self, *ids: str) -> int:
@@ -235,12 +301,18 @@ class DeadLetters:
         return deleted
 
     async def purge(self, *, topic: str | None = None, error: str | None = None) -> int:
-        """Delete all dead messages that match for good; returns how many there were."""
+        """Delete all dead messages that match for good; returns how many there were.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
         deleted = 0
         for shard in self._shards:
             async for found in _pages(shard, topic, error, _PAGE):
                 ids, deaths = zip(*found, strict=True)
                 deleted += await shard.operating.delete_dead(ids, deaths)
+        if topic is not None and not deleted:
+            await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted
 
     async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:
@@ -391,7 +463,7 @@ def _name(topic: bytes | None) -> str:
 
 
 def _matches(death: Death, error: str | None) -> bool:
-    return error is None or error in (death.reason, death.kind) or error in death.error
+    return error is None or error in (death.reason, death.kind, death.place) or error in death.error
 
 
 def _not_dead(id_: str) -> NotDead:

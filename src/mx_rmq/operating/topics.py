@@ -1,28 +1,38 @@
-"""Pause, resume and purge topics, and cancel messages that have not started."""
+"""Pause, resume and purge topics, cancel messages that have not started, and which topics there are."""
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id, check_topic
+from mx_rmq.errors import UnknownTopic
 from mx_rmq.storage.contract import Cancelled
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from mx_rmq.storage.shard import Shard
 
 _PAGE = 500
 """Delayed messages read in one call."""
+_MOST_NAMED = 10
+"""Topics that an error names."""
 
 
 class Topics:
-    """The topics of a queue, over all its shards."""
+    """The topics of a queue, over all its shards.
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    Args:
+        shards: of the queue.
+        handled: the topics that have a handler in this process.
+    """
+
+    def __init__(self, shards: Sequence[Shard], handled: Collection[str] = ()) -> None:
         self._shards = shards
+        self._handled = handled
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
@@ -32,14 +42,17 @@ class Topics:
 
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic."""
+        topic = check_topic(topic)
+        await refuse_unknown_topic(self._shards, topic, self._handled)
         for shard in self._shards:
             await shard.operating.pause(topic)
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
         topic = check_topic(topic)
-        for shard in self._shards:
-            await shard.operating.resume(topic)
+        resumed = [await shard.operating.resume(topic) for shard in self._shards]
+        if not any(resumed):
+            await refuse_unknown_topic(self._shards, topic, self._handled)
 
     async def purge(self, topic: str) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
@@ -51,7 +64,50 @@ class Topics:
                 gone, left = await shard.operating.purge(topic)
                 purged += gone
             purged += await _purge_delayed(shard, topic)
+        if not purged:
+            await refuse_unknown_topic(self._shards, topic, self._handled)
         return purged
+
+
+async def refuse_unknown_topic(shards: Sequence[Shard], topic: str, handled: Collection[str]) -> None:
+    """Refuse a topic that is neither produced to nor served, so that a misspelt one does not pass.
+
+    Args:
+        shards: of the queue.
+        topic: the topic in question.
+        handled: the topics that have a handler in this process.
+
+    Raises:
+        UnknownTopic: names the closest one.
+    """
+    known = set(handled)
+    for shard in shards:
+        queries = Queries(shard.operating)
+        if topic in known or await queries.knows(topic):
+            return
+        known |= {served for worker in await queries.workers() for served in worker.topics}
+    if topic in known:
+        return
+    for shard in shards:
+        known |= set(await Queries(shard.operating).topics())
+    close = difflib.get_close_matches(topic, known, 1)
+    if close:
+        hint = f"did you mean {close[0]!r}?"
+    elif known:
+        names = ", ".join(sorted(known)[:_MOST_NAMED])
+        hint = f"known are: {names}{', …' if len(known) > _MOST_NAMED else ''}"
+    else:
+        hint = "the queue has no topics yet"
+    why = "nothing was produced to it and no live worker has a handler for it"
+    raise UnknownTopic(f"there is no topic {topic!r}: {why}; {hint}")
+
+
+async def queue_names(shards: Sequence[Shard]) -> list[str]:
+    """The names of all queues on the servers of the shards."""
+    names: set[str] = set()
+    for shard in shards:
+        names |= await Queries(shard.operating).queues()
+    return sorted(names)
 
 
 async def _purge_delayed(shard: Shard, topic: str) -> int:

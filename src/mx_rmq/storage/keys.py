@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,18 @@ QUEUE_PARTS: Final = {
 TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
+
+
+QUEUES: Final = "mx-rmq:{*}:[tw]o[pr][ik]*"
+"""A pattern for SCAN that finds the ``topics`` and ``workers`` of every queue, and few other keys."""
+
+_OF_QUEUE: Final = re.compile(r"mx-rmq:\{([A-Za-z0-9_.-]{1,128})(?::[0-9]+)?\}:(?:topics|workers)", re.ASCII)
+
+
+def queue_of(key: str) -> str:
+    """The name of the queue whose ``topics`` or ``workers`` this key is; empty if it is another key."""
+    found = _OF_QUEUE.fullmatch(key)
+    return found[1] if found else ""
 
 
 class Keys:

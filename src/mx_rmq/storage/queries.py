@@ -13,7 +13,7 @@ from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
-from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, TOPIC_FIELD
+from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
@@ -168,8 +168,26 @@ class Queries:
         return {int(line[3 : line.index(b" ")]) for line in reply.splitlines() if line.startswith(b"id=")}
 
     async def topics(self) -> list[str]:
-        """The topics that were ever produced to."""
+        """The topics that are known."""
         return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
+
+    async def knows(self, topic: str) -> bool:
+        """Whether a topic was produced to, or is paused."""
+        return any(
+            await asyncio.gather(
+                self._read("SISMEMBER", "topics", topic), self._read("SISMEMBER", "paused", topic)
+            )
+        )
+
+    async def queues(self) -> set[str]:
+        """The names of the queues on this server that were produced to or have workers."""
+        names = set()
+        cursor = b"0"
+        while True:
+            cursor, keys = await self._command("SCAN", cursor, "MATCH", QUEUES, "COUNT", 1000)
+            names |= {name for key in keys if (name := queue_of(_text(key)))}
+            if int(cursor) == 0:
+                return names
 
     async def time(self) -> float:
         """The time that the scripts go by, in seconds since 1970: the server's, unless a test sets it."""
