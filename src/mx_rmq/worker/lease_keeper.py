@@ -1,7 +1,8 @@
 """Extends leases from a thread with its own connection, so that a busy event loop loses none.
 
 The thread also stands in for an event loop that hangs: it gives back jobs that have not begun, and settles
-jobs that have finished. A running job keeps its lease until the timeout of its handler.
+jobs that have finished. A running job keeps its lease until the timeout of its handler; then it has timed
+out. The worker stays registered.
 """
 
 from __future__ import annotations
