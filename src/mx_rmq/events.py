@@ -395,6 +395,24 @@ class TopicFailed(Event, tag="topic.failed"):
 
 
 @_kind
+class TopicsForgotten(Event, tag="topics.forgotten"):
+    """Topics that were empty and unused for a day are not listed any more."""
+
+    says = "{count} topics that were empty and unused for a day are not listed any more: {named}"
+    topics: list[str]
+
+    @property
+    def count(self) -> int:
+        """How many, for the text."""
+        return len(self.topics)
+
+    @property
+    def named(self) -> str:
+        """Some of them, for the text."""
+        return ", ".join(self.topics[:10]) + (", …" if len(self.topics) > 10 else "")
+
+
+@_kind
 class ClaimGivenBack(Event, tag="claim.given_back"):
     """Messages leased by a claim whose reply was lost went back to their lanes."""
 

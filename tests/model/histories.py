@@ -139,6 +139,13 @@ class Switch(NamedTuple):
     topic: str
 
 
+class Forget(NamedTuple):
+    """Look which topics have been unused, and forget those."""
+
+    topics: tuple[str, ...]
+    idle: float
+
+
 class Pass(NamedTuple):
     """Let time pass, or step the server's clock back."""
 
@@ -321,6 +328,30 @@ class Mixer:
     def switch(self, verb: str) -> Iterable[Any]:
         yield Switch(verb, self.topic())
 
+    def forget(self) -> Iterable[Any]:
+        """Two looks with some time in between, as a day; or one, which forgets what another has noted."""
+        topics, idle = self.topics[: self.choose((1, 2))], self.choose((0.0, 5.0, 30.0))
+        for _ in range(self.choose((1, 2))):
+            yield Forget(topics, idle)
+            yield Pass(self.choose((0.0, 5.0, 30.0)))
+
+    def emptied_and_forgotten(self) -> Iterable[Any]:
+        """The last message of a topic goes in some way, and the topic is looked at twice."""
+        topic = self.topic()
+        yield self.choose(
+            (
+                Purge(topic, 1000),
+                Take(topic, 1000, 30.0, "w1", False, False),
+                Promote(1000, False),
+                Trim(None, 0, 1000),
+                Switch("pause", topic),
+            )
+        )
+        yield Settle(self.choose(("complete", "retry", "move_to_dlq")), (0, 1, 2, 3, 4), "held", 0.0)
+        yield Forget((topic,), 5.0)
+        yield Pass(5.0)
+        yield Forget((topic,), 5.0)
+
     def stir(self) -> Iterable[Any]:
         yield Stir(self.choose((*self.topics, "")))
 
@@ -392,6 +423,8 @@ WEIGHTS: Final[dict[Kind, int]] = {
     partial(Mixer.switch, verb="resume"): 2,
     partial(Mixer.switch, verb="wake"): 1,
     Mixer.stir: 2,
+    Mixer.forget: 2,
+    Mixer.emptied_and_forgotten: 2,
     Mixer.audit: 1,
     Mixer.flush_scripts: 1,
     Mixer.fill: 3,

@@ -234,6 +234,9 @@ def counts(state: State, reference: Reference) -> Broken:
     """Every event is counted once: live and dead messages are what the counters say they must be."""
     counters = {field: int(count) for field, count in state.fields("counters").items()}
     for topic in TOPICS:
+        idle = counters.pop(f"{topic}:idle_total", None), counters.pop(f"{topic}:idle_since", None)
+        if idle != reference.idle.get(topic, (None, None)):
+            yield f"topic {topic} is noted as unused by {idle}, not by {reference.idle.get(topic)}"
         stale = counters.pop(f"{topic}:stale", 0)
         entries = sum(len(state.pending(topic, lane)) for lane in LANES)
         pending = sum((life.topic, life.place) == (topic, "pending") for life in reference.live.values())

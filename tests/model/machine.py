@@ -24,6 +24,7 @@ from tests.model.histories import (
     Delete,
     Fill,
     FlushScripts,
+    Forget,
     Monitor,
     NextDelay,
     Pass,
@@ -181,6 +182,8 @@ class Machine:
                 return Call("trim_dead", (), step._asdict())
             case Purge(topic, limit):
                 return Call("purge", (topic, limit), {})
+            case Forget(topics, idle):
+                return Call("forget", (list(topics),), {"idle": idle})
             case Switch(verb, topic):
                 return Call(verb, (topic,), {})
             case Again(n) if self.calls:
@@ -283,6 +286,8 @@ class Machine:
             self.check_fences(answer.deliveries)
         if isinstance(answer, Overdue):
             self.check_fences([takeover.delivery for takeover in answer.taken])
+        if call.verb == "forget":
+            answer, expected = sorted(answer), sorted(expected)
         if answer != expected:
             raise Violation("answer", f"{call} was answered {answer}, not {expected}")
         self.look(settling=call.verb in SETTLING)

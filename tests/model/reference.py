@@ -94,6 +94,8 @@ class Reference:
         self.ended: dict[str, str] = {}
         self.calls: dict[str, tuple[str, list[Stored]]] = {}
         self.topics: set[str] = set()
+        self.idle: dict[str, tuple[int, int]] = {}
+        """Per topic: how many events it had, and since when a look has found that number."""
         self.paused: set[str] = set()
         self.counters: Counter[str] = Counter()
         self.lists: dict[tuple[str, Lane], list[str]] = {}
@@ -397,6 +399,28 @@ class Reference:
     def wake(self, topic: str) -> None:
         self.changed = topic not in self.wakes
         self.wakes.add(topic)
+
+    def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
+        forgotten = []
+        for topic in topics:
+            listed = any(self.lists.get((topic, lane)) for lane in LANES)
+            held = any((life.topic, life.place) == (topic, "processing") for life in self.live.values())
+            if topic not in self.topics or topic in self.paused or listed or held:
+                continue
+            total = sum(n for event, n in self.counters.items() if event.startswith(f"{topic}:"))
+            seen, since = self.idle.get(topic, (-1, 0))
+            places: list[Life | Remains] = [*self.live.values(), *self.dead.values()]
+            used = any(each.topic == topic for each in places)
+            if seen != total or since > self.now:
+                self.idle[topic], self.changed = (total, self.now), True
+            elif not used and self.now - since >= round(idle * 1000):
+                forgotten.append(topic)
+                self.changed = True
+                del self.idle[topic]
+                self.topics.discard(topic)
+                for event in [event for event in self.counters if event.startswith(f"{topic}:")]:
+                    del self.counters[event]
+        return forgotten
 
     def examine(self, suspects: Iterable[Suspect], *, mend: bool) -> list[Examined]:
         """Only what another program wrote is to be mended."""

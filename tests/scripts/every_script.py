@@ -58,9 +58,10 @@ def rich_state() -> dict[str, Any]:
         topic_of("t"),
         topic_of("u"),
         awake("u"),
-        counted({"t:produced": 14, "u:produced": 14}),
+        counted({"t:produced": 14, "u:produced": 14, "old:produced": 1, "old:cancelled": 1}),
+        counted({"older:idle_total": 0, "older:idle_since": NOW - 90_000}),
         {
-            "topics": {"t", "u"},
+            "topics": {"t", "u", "old", "older"},
             "paused": {"v"},
             "done": {"old": float(SOON), "young": NOW + 90_000.0},
             "call=p": "before 1",
@@ -126,6 +127,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
         [Suspect("lost", listed=False), Suspect("stray"), Suspect("ghost"), Suspect("p1-u")], mend=True
     ),
     "count_topics": lambda store, _: store.count(["t", "u"]),
+    "forget_topics": lambda store, _: store.forget(["t", "old", "older", "v"], idle=60.0),
     "wake_topic": lambda store, _: store.wake("t"),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
 }

@@ -18,7 +18,7 @@ from mx_rmq.limits import MAX_BYTES
 from mx_rmq.message import LANES
 from mx_rmq.storage import store
 from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Suspect
-from mx_rmq.storage.counters import EVENTS
+from mx_rmq.storage.counters import EVENTS, HAPPENINGS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
@@ -246,6 +246,14 @@ def test_every_helper_is_used_and_every_name_in_one_has_one_home() -> None:
     everything = "\n".join(map(code_of, TEXTS.values()))
     for name in names:
         assert len(re.findall(rf"\b{name}\b", everything)) > 1, f"{name} is never used"
+
+
+def test_every_counter_is_known_by_name() -> None:
+    """Those that only grow tell whether a topic is used; a forgotten topic leaves none behind."""
+    everything = "\n".join(map(code_of, SOURCES.values())) + code_of(HELPERS["bury"])
+    named = set(re.findall(r"\bcount\(counters, [\w.]+, '(\w+)'", everything)) | {"lapsed", "expired"}
+    assert named == set(HAPPENINGS)
+    assert set(EVENTS) <= set(HAPPENINGS) | {"adjusted", "adjusted_dead", "stale"}
 
 
 # -- the limits and the lanes
@@ -547,6 +555,12 @@ DRIVES = {
         "count_topics",
         lambda store: store.count(["orders", "mails"]),
         {"prefix": PREFIX, "events": " ".join(EVENTS)},
+        ({"topic": "orders"}, {"topic": "mails"}),
+    ),
+    "forget": Drive(
+        "forget_topics",
+        lambda store: store.forget(["orders", "mails"], idle=1.5),
+        {"prefix": PREFIX, "events": " ".join(HAPPENINGS), "idle_ms": 1500},
         ({"topic": "orders"}, {"topic": "mails"}),
     ),
     "wake": Drive("wake_topic", lambda store: store.wake("orders"), {}),

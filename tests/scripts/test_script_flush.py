@@ -99,6 +99,7 @@ async def live(store: Store) -> list[object]:
     await claim()
     note(await store.promote())
     note(await store.count(["t"]))
+    note(await store.forget(["nothing"], idle=0.0))
     return said
 
 

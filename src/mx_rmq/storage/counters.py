@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+HAPPENINGS: Final = (
+    *("produced", "replayed", "completed", "dead", "cancelled", "deleted"),
+    *("retried", "put_off", "released", "promoted", "lapsed", "expired"),
+)
+"""The counters that only grow: every event of a topic is in one of them."""
+
 STALE: Final = "stale"
 """How many entries of a topic's lists no claim will deliver."""
 

@@ -28,7 +28,7 @@ from mx_rmq.storage.contract import (
     Takeover,
     TopicRow,
 )
-from mx_rmq.storage.counters import EVENTS, counters_of
+from mx_rmq.storage.counters import EVENTS, HAPPENINGS, counters_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
@@ -304,6 +304,14 @@ class Store:
             TopicRow(entries, leases, float(oldest) if oldest else None, counters_of(counts))
             for entries, leases, oldest, counts in zip(*[iter(cells)] * 4, strict=True)
         ]
+
+    async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
+        """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
+
+        How long a topic has been unused is known from earlier calls.
+        """
+        args = [self.keys.prefix, " ".join(HAPPENINGS), _ms(idle), *topics]
+        return _texts(await self._run("forget_topics", args))
 
     async def wake(self, topic: str) -> None:
         """Pass on a wake token that the worker took but cannot use."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 from math import inf
+from random import random
 from typing import TYPE_CHECKING, Final
 
+from redis.exceptions import ResponseError
+
 from mx_rmq import events
-from mx_rmq.errors import MxRmqError, UnreadableMessage
+from mx_rmq.errors import MxRmqError, StoreError, UnreadableMessage
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_message, encode_message
 from mx_rmq.storage.contract import Delivery, Settled
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 _INTERVAL = 0.5
 _BATCH: Final = 200
 _HOUSEKEEPING: Final = 5.0
+_FORGETTING: Final = 3600.0
+"""Seconds between two looks for topics to forget; a worker begins at a random point of this time."""
+_UNUSED: Final = 86400.0
+"""Seconds after which a topic that is empty and has no worker is forgotten."""
 _SHORTEST: Final = 0.5
 """The shortest lease of a take-over: seconds in which the monitor can settle it."""
 
@@ -63,6 +71,7 @@ class Monitor(Service):
         self._on_recovered = on_recovered
         self._hooks = hooks
         self._store = holdings.shard.store
+        self._queries = Queries(self._store)
         self._config = config
         self._retries = retries
         self._presence = presence
@@ -76,6 +85,7 @@ class Monitor(Service):
         self._kept_house_at = -inf
         self.turn = asyncio.Lock()
         """Held during a step."""
+        self._forgets_at = asyncio.get_running_loop().time() + random() * _FORGETTING  # noqa: S311
 
     async def step(self) -> float:
         """Take over and settle what is overdue."""
@@ -164,7 +174,7 @@ class Monitor(Service):
         return verdict
 
     async def _keep_house(self) -> None:
-        """Delete dead messages beyond retention, every few seconds."""
+        """Delete dead messages beyond retention, every few seconds, and forget topics, every hour."""
         now = asyncio.get_running_loop().time()
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
@@ -175,17 +185,31 @@ class Monitor(Service):
                 deleted = await self._store.trim_dead(
                     max_age=self._config.dlq_max_age, max_count=self._config.dlq_max_count
                 )
+        if now >= self._forgets_at:
+            self._forgets_at = now + _FORGETTING
+            await self.forget_topics()
+
+    async def forget_topics(self, unused: float = _UNUSED) -> None:
+        """Forget topics that are empty, not paused, without a live worker, and unused for so many seconds."""
+        forgotten: list[str] = []
+        with suppress(StoreError, ResponseError):  # no right to look, or a broken key: no message needs this
+            topics, workers = await self._queries.topics(), await self._queries.workers()
+            served = {topic for worker in workers for topic in worker.topics}
+            idle = [topic for topic in topics if topic not in served]
+            for start in range(0, len(idle), _BATCH):
+                forgotten += await self._store.forget(idle[start : start + _BATCH], idle=unused)
+        if forgotten:
+            events.emit(events.TopicsForgotten(topics=forgotten))
 
     async def follow_clock(self) -> None:
         """After a test has put the queue's clock forward, extend this worker's own leases.
 
         The caller holds the monitor's turn. The leases are read from the server: a claim may be under way.
         """
-        queries = Queries(self._store)
         for topic in self._retries:
             own = [
                 Delivery(id_, topic, lease.token, b"", inf)
-                for id_, lease in (await queries.leases(topic)).items()
+                for id_, lease in (await self._queries.leases(topic)).items()
                 if lease.holder == self._presence.worker
             ]
             for start in range(0, len(own), BATCH):
