@@ -252,6 +252,7 @@ def test_every_counter_is_known_by_name() -> None:
     """Those that only grow tell whether a topic is used; a forgotten topic leaves none behind."""
     everything = "\n".join(map(code_of, SOURCES.values())) + code_of(HELPERS["bury"])
     named = set(re.findall(r"\bcount\(counters, [\w.]+, '(\w+)'", everything)) | {"lapsed", "expired"}
+    named |= {"retried", "put_off"}  # retry_message is told which
     assert named == set(HAPPENINGS)
     assert set(EVENTS) <= set(HAPPENINGS) | {"adjusted", "adjusted_dead", "stale"}
 
