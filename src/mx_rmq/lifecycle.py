@@ -350,6 +350,7 @@ class Lifecycle:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         try:
             starting = self.start()
+            starting.remove_done_callback(_tell_failure)  # raised below
             await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 await starting
