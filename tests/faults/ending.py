@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 ALARMS = ("Traceback", "service.failed", "settle.failed", "settle.given_up")
 """What no process may log: errors nobody expected, and deliveries that were not settled."""
+_OF_HANDLERS = re.compile(r"message\.(?:retried|dead): [^\n]*\nTraceback")
+"""What a handler raised because its message said so."""
 
 
 @dataclass
@@ -43,5 +46,6 @@ async def end(arena: Arena, *producers: Child) -> Ending:
     stored = await arena.produced()
     arena.url = arena.server.url  # the second drain is to find what it can
     verdict = await arena.verdict()
-    alarms = [line for line in arena.log_text().splitlines() if any(word in line for word in ALARMS)]
+    log = _OF_HANDLERS.sub("", arena.log_text())
+    alarms = [line for line in log.splitlines() if any(word in line for word in ALARMS)]
     return Ending(verdict, events, stored - verdict.acked, len(alarms) + sum(code != 0 for code in codes))

@@ -17,7 +17,7 @@ HUGE = 10**5000
 """Python itself refuses to write it in digits."""
 _NINES = "nines"
 """Stands for as many digits as Python reads; with one more it can neither read nor write them."""
-_SIGNS = ":{}*\0\n@ /\\\ud800\u00e9\u202e\U0001f600"
+_SIGNS = "={}*\0\n& ~\\\ud800\u00e9\u202e\U0001f600"
 _NUMBERS = (0, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 10**400)
 _ODD_NUMBERS: tuple[Any, ...] = (
     -1.0,
@@ -88,7 +88,7 @@ class Noise:
             case 0:
                 return self._dice.choice(("", "a" * 129, "x" * 65_536, "\n" * 65_536, "a\n", "\na", "é"))
             case 1:
-                return self._dice.choice((b"jobs", 5, HUGE, ["jobs"], ("jobs",), {}, 1.5, True))
+                return self._dice.choice((b"jobs", 5.0, HUGE, ["jobs"], ("jobs",), {}, 1.5, True))
             case _:
                 return f"{self.text(100, signs='')}{self._dice.choice(_SIGNS)}{self.text(300)}"
 

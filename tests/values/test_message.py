@@ -45,6 +45,7 @@ def test_every_field_of_a_message_comes_back() -> None:
         headers={"trace": "ü"},
         ttl=1.5,
         dedup_for=60.0,
+        remember_for=30.0,
         attempts=2,
         crashes=1,
         unbegun=2,

@@ -176,7 +176,7 @@ def _release_after(event: threading.Event, predicate: Callable[[], bool]) -> Non
 async def test_whatever_a_handler_does_after_its_lease_is_lost_changes_nothing(
     make_queue: MakeQueue, redis: Redis, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mq = make_queue(lease=0.2)
+    mq = make_queue(lease=1.5)  # the handler reads the whole server before its loss is noticed
     before: list[Any] = []
     ended: list[bool] = []
 

@@ -124,7 +124,7 @@ async def test_an_error_while_opening_makes_the_start_fail_with_it_and_nothing_r
         await mq.start()
     with pytest.raises(ZeroDivisionError, match="no pool"):
         await mq.run()
-    first, _ = events(caplog, "worker.not_started")
+    (first,) = events(caplog, "worker.not_started")  # run() raises it and says no more
     assert first.error == "ZeroDivisionError: no pool"
     assert first.exc_info[0] is ZeroDivisionError
     await mq.open()

@@ -165,7 +165,7 @@ def check_url(url: str) -> None:
             f"to give the queue a name, pass name={database!r}"
         )
     if not _is_plain(url):
-        raise _unreadable()
+        raise _unreadable() from None
 
 
 def _unreadable() -> ConfigError:
