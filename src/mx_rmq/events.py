@@ -649,9 +649,20 @@ class EmbeddedEnded(Event, tag="embedded.ended"):
 
     level = logging.WARNING
     says = (
-        "the private server ended with {messages} messages in it, which are gone; embedded:///path keeps them"
+        "the private server ended with {messages} message{s} in it, which {are} gone; "
+        "embedded:///path keeps them"
     )
     messages: int
+
+    @property
+    def s(self) -> str:
+        """The ending of the plural, for the text."""
+        return "" if self.messages == 1 else "s"
+
+    @property
+    def are(self) -> str:
+        """The verb, for the text."""
+        return "is" if self.messages == 1 else "are"
 
 
 @_kind

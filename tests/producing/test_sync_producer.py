@@ -371,7 +371,7 @@ def test_a_script_that_forgets_to_close_ends_all_the_same() -> None:
     script = "from mx_rmq import *; print(SyncProducer(Config(url='embedded://')).produce('t', 1))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30, check=True)
     assert len(done.stdout.strip()) == 22
-    assert done.stderr.startswith(b"embedded.ended: the private server ended with 1 messages in it")
+    assert done.stderr.startswith(b"embedded.ended: the private server ended with 1 message in it")
 
 
 # -- middleware

@@ -155,7 +155,7 @@ def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFa
 
 _COLUMNS: Final = (
     *("pending", "running", "held", "delayed", "dead", "oldest", "paused", "produced", "completed"),
-    *("retried", "put off", "recovered", "died"),
+    *("retried", "recovered"),
 )
 
 
@@ -197,7 +197,7 @@ class TopicCounts:
 
     def _row(self, now: float) -> tuple[str | int, ...]:
         places = (self.pending, self.running, self.held, self.delayed, self.in_dlq)
-        totals = (self.produced, self.completed, self.retried, self.put_off, self.recovered, self.dead)
+        totals = (self.produced, self.completed, self.retried, self.recovered)
         return (*places, ago(self.oldest_at, now), "yes" if self.paused else "", *totals)
 
     def __add__(self, other: TopicCounts) -> TopicCounts:
