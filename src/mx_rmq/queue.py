@@ -203,7 +203,8 @@ class RedisMessageQueue:
         refuse_unknown_options(options)
         refuse_one_id(options)
         checked = check_options(self.config, topic, **options)
-        made = messages(checked, payloads, partial(self._fitting, topic))
+        handler = self._handlers.get(topic)
+        made = messages(checked, payloads, None if handler is None else handler.fitting)
         producer = await self._producer()
         if self._produce_layers:
             one = around(self._produce_layers, self._produce)

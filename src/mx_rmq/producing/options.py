@@ -195,27 +195,30 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
-def messages(options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any]) -> Iterator[NewMessage]:
+def messages(
+    options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any] | None
+) -> Iterator[NewMessage]:
     """The messages of ``produce_many``; an error names the place of its payload.
 
     Args:
         options: of all of them.
         payloads: one for each.
-        fit: returns a payload that the handler accepts, or raises ``InvalidPayload``.
+        fit: returns a payload that the handler accepts, or raises ``InvalidPayload``; None if any fits.
 
     Raises:
         ConfigError: *payloads* is no iterable of payloads, but one payload.
     """
     if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
         raise refusal("payloads", "an iterable with one payload per message", payloads)
-    return _numbered(options, payloads, fit)
+    return _numbered(options.message, payloads, fit)
 
 
-def _numbered(options: Options, payloads: Iterable[Any], fit: Callable[[Any], Any]) -> Iterator[NewMessage]:
+def _numbered(
+    make: Callable[[Any], NewMessage], payloads: Iterable[Any], fit: Callable[[Any], Any] | None
+) -> Iterator[NewMessage]:
     n = -1
     try:
-        for payload in payloads:
-            n += 1
-            yield options.message(fit(payload))
+        for n, payload in enumerate(payloads):  # noqa: B007 - the error names it
+            yield make(payload if fit is None else fit(payload))
     except InvalidPayload as error:
         raise InvalidPayload(f"payloads[{n}]: {error}") from None
