@@ -39,7 +39,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in STANDARD}
 
 
-async def a_whole_life(queue: RedisMessageQueue, redis: Redis, proxy: Proxy) -> None:
+async def a_whole_life(
+    queue: RedisMessageQueue, redis: Redis, proxy: Proxy, records: list[logging.LogRecord]
+) -> None:
     """Messages that end in every way there is, while the network fails once."""
     payload = {"card": SECRET}
     ended: set[str] = set()
@@ -109,6 +111,11 @@ async def a_whole_life(queue: RedisMessageQueue, redis: Redis, proxy: Proxy) -> 
     await call
     await queue.dlq.replay_all(topic="failing")
     await eventually(all_ended, within=15)
+
+    async def outage_is_over() -> bool:
+        return any(fields_of(record).get("event") == "server.back" for record in records)
+
+    await eventually(outage_is_over, within=15)
     await queue.stop()
 
 
@@ -117,7 +124,7 @@ async def records(redis: Redis, proxy: Proxy, caplog: pytest.LogCaptureFixture) 
     """All that is logged in a whole life."""
     caplog.set_level(logging.DEBUG)
     async with RedisMessageQueue(proxy.url, name="q", crash_limit=1, lease=1.0, poll=0.1) as queue:
-        await a_whole_life(queue, redis, proxy)
+        await a_whole_life(queue, redis, proxy, caplog.records)
     return list(caplog.records)
 
 

@@ -110,6 +110,24 @@ async def test_a_worker_survives_the_absence_of_its_server_and_says_so_once(
 
 
 @ONE_SERVER
+async def test_a_worker_that_stops_in_an_outage_leaves_nobody_waiting_for_its_end(
+    make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mx_rmq")
+    with Proxy(server) as proxy:
+        mq = make_queue(proxy.url, poll=0.2)
+        listen(mq)
+        await mq.start()
+        proxy.away()
+        await eventually(lambda: outages(caplog) == (1, 0))
+        producing = asyncio.create_task(mq.produce("t", 1))
+        await mq.stop()
+        proxy.back()
+        await producing
+        await eventually(lambda: outages(caplog) == (1, 1))
+
+
+@ONE_SERVER
 async def test_the_keeper_of_leases_says_once_that_it_cannot(
     make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,3 +44,7 @@ class Availability:
             self.away.discard(user)
             if not self.away:
                 emit(ServerBack(server=self._server, seconds=monotonic() - self._since))
+
+    def leave(self, user: str) -> None:
+        """Forget a user that has ended, without a word: what it last knew of the server is old."""
+        self.away.discard(user)

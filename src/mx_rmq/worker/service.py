@@ -63,4 +63,5 @@ class Service(ABC):
                     self._availability.back(self.name)
                     errors.reset()
         finally:
+            self._availability.leave(self.name)
             await self.close()
