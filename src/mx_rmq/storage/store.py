@@ -180,7 +180,7 @@ class Store:
         """
         args: list[Any] = [self.keys.prefix, topic]
         for delivery, kept in finished:
-            args += (delivery.id, delivery.token, _kept(kept) if isinstance(kept, Kept) else _ms(kept))
+            args += (delivery.id, delivery.token, _kept(kept) if kept else 0)
         return _statuses(Settled, await self._run("complete_message", args, topic))
 
     async def retry(self, topic: str, failed: Iterable[tuple[Delivery, float, bytes]]) -> list[Settled]:
@@ -411,7 +411,9 @@ def _wish(kept: Kept) -> str:
     return f"{remember} {_ms(kept.took)}" if remember > 0 else ""
 
 
-def _kept(kept: Kept) -> int | str:
+def _kept(kept: float | Kept) -> int | str:
+    if not isinstance(kept, Kept):
+        return _ms(kept)
     dedup, wish = _ms(kept.dedup_for), _wish(kept)
     return f"{dedup} {wish}" if wish else dedup
 

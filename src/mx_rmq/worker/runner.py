@@ -142,7 +142,7 @@ class Runner:
             return _abandoned(job.end)
         try:
             job.message = message = decode_message(job.delivery.body)
-            if job.handler.remember is not None and message.remember_for is None:
+            if message.remember_for is None:
                 message.remember_for = job.handler.remember
             if job.delivery.expires_at <= job.holdings.server_time(now):
                 return outcome.expired(message)
