@@ -77,7 +77,8 @@ class Inspector:
             case "gone":
                 return f"there is no message {id_}: it was completed, cancelled, deleted or never produced"
             case "done":
-                return f"{name} was done at {utc(facts.ended_at)}; its handler ran for {facts.took:.3g} s"
+                took = "less than 1 ms" if not facts.took else f"{facts.took:.3g} s"
+                return f"{name} was done at {utc(facts.ended_at)}; its handler ran for {took}"
             case "dead" if facts.ended_at is not None:
                 return f"{name} died at {utc(facts.ended_at)} and is not in the DLQ any more"
             case "dead":

@@ -85,7 +85,7 @@ class Monitor(Service):
         self._kept_house_at = -inf
         self.turn = asyncio.Lock()
         """Held during a step."""
-        self._forgets_at = asyncio.get_running_loop().time() + random() * _FORGETTING  # noqa: S311
+        self._forgets_at = asyncio.get_running_loop().time() + random() * _FORGETTING  # noqa: S311 - spreads the work of many workers
 
     async def step(self) -> float:
         """Take over and settle what is overdue."""
