@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -78,6 +79,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    # Servers of a benchmark end with messages in them, on purpose; only errors are news here.
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)
     # So that Ctrl-C and `kill` alike leave no process and no file behind.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     progress = Console(stderr=True)
