@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mx_rmq.config import Config, QueueOptions
 from mx_rmq.errors import (
     ConfigError,
     EmbeddedServerError,
@@ -25,23 +24,24 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
-from mx_rmq.message import Message, PastAttempt
-from mx_rmq.observing.logs import JsonFormatter
-from mx_rmq.operating.audit import AuditReport, Finding
-from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
-from mx_rmq.operating.messages import MessageFacts, MessagePage
-from mx_rmq.override import Override
-from mx_rmq.processes import run, run_processes
-from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
-from mx_rmq.producing.middleware import ProduceMiddleware, ProduceNext
-from mx_rmq.producing.sync import SyncProducer
-from mx_rmq.queue import RedisMessageQueue
-from mx_rmq.raised import Reject, RetryLater
-from mx_rmq.receipt import Receipt, Stored
-from mx_rmq.retry import Retry
-from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
 
 if TYPE_CHECKING:
+    from mx_rmq.config import Config, QueueOptions
+    from mx_rmq.message import Message, PastAttempt
+    from mx_rmq.observing.logs import JsonFormatter
+    from mx_rmq.operating.audit import AuditReport, Finding
+    from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.messages import MessageFacts, MessagePage
+    from mx_rmq.override import Override
+    from mx_rmq.processes import run, run_processes
+    from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
+    from mx_rmq.producing.middleware import ProduceMiddleware, ProduceNext
+    from mx_rmq.producing.sync import SyncProducer
+    from mx_rmq.queue import RedisMessageQueue
+    from mx_rmq.raised import Reject, RetryLater
+    from mx_rmq.receipt import Receipt, Stored
+    from mx_rmq.retry import Retry
+    from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
@@ -112,18 +112,32 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
-    _OF_THE_WORKER = {
-        "BatchHandler": "mx_rmq.worker.handlers",
-        "CallNext": "mx_rmq.worker.handlers",
-        "Context": "mx_rmq.worker.context",
-        "DeadEvent": "mx_rmq.worker.hooks",
-        "Handler": "mx_rmq.worker.handlers",
-        "Middleware": "mx_rmq.worker.handlers",
-        "RetryEvent": "mx_rmq.worker.hooks",
+    _HOMES = {
+        "mx_rmq.config": "Config QueueOptions",
+        "mx_rmq.message": "Message PastAttempt",
+        "mx_rmq.observing.logs": "JsonFormatter",
+        "mx_rmq.operating.audit": "AuditReport Finding",
+        "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.messages": "MessageFacts MessagePage",
+        "mx_rmq.override": "Override",
+        "mx_rmq.processes": "run run_processes",
+        "mx_rmq.produce_options": "ProduceManyOptions ProduceOptions",
+        "mx_rmq.producing.middleware": "ProduceMiddleware ProduceNext",
+        "mx_rmq.producing.sync": "SyncProducer",
+        "mx_rmq.queue": "RedisMessageQueue",
+        "mx_rmq.raised": "Reject RetryLater",
+        "mx_rmq.receipt": "Receipt Stored",
+        "mx_rmq.retry": "Retry",
+        "mx_rmq.storage.facts": "Counts Load TopicCounts WorkerFacts Workers",
+        "mx_rmq.worker.context": "Context",
+        "mx_rmq.worker.handlers": "BatchHandler CallNext Handler Middleware",
+        "mx_rmq.worker.hooks": "DeadEvent RetryEvent",
     }
+    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        """Import these names on first use, so that a program that only produces does not load the worker."""
-        if name in _OF_THE_WORKER:
-            return getattr(import_module(_OF_THE_WORKER[name]), name)
+        """Import a name on first use: a producer loads no worker, and a command's help not even redis."""
+        if name in _HOME_OF:
+            found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+            return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -184,7 +184,7 @@ class RedisMessageQueue:
             dedup_for=dedup_for,
             remember=remember,
             durability=durability,
-        ).message(self._fitting(topic, payload))
+        ).message(self._fitting(topic, payload) if self._handlers else payload)
         producer = self._lifecycle.producer or await self._producer()
         try:
             return await producer.produce(topic, message)
@@ -235,7 +235,7 @@ class RedisMessageQueue:
 
     def _fitting(self, topic: str, payload: Any) -> Any:
         """A payload that the topic's handler accepts, if that is registered here."""
-        handler = self._handlers.get(topic) if self._handlers else None
+        handler = self._handlers.get(topic)
         return payload if handler is None else handler.fitting(payload)
 
     async def _producer(self) -> Producer:

@@ -28,7 +28,8 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
         "queue",
         "processes",
         "__init__",
-        "demo testing",
+        "demo testing cli",
+        "__main__",
     )
 )
 """From the bottom to the top. A module imports from its own room and from lower layers only."""

@@ -1,0 +1,1 @@
+"""``mx-rmq``, the command line: what an operator types, and what it prints."""
