@@ -25,7 +25,9 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
+from mx_rmq.health import Health, ShardHealth
 from mx_rmq.message import Message, PastAttempt
+from mx_rmq.observing.asgi import AsgiApp
 from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
@@ -40,15 +42,15 @@ from mx_rmq.raised import Reject, RetryLater
 from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.retry import Retry
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
+from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
-__version__ = "2.0.0a1"
-
 __all__ = [
+    "AsgiApp",
     "AuditReport",
     "BatchHandler",
     "CallNext",
@@ -64,6 +66,7 @@ __all__ = [
     "EmbeddedServerError",
     "Finding",
     "Handler",
+    "Health",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -97,6 +100,7 @@ __all__ = [
     "RetryEvent",
     "RetryLater",
     "ServerUnavailable",
+    "ShardHealth",
     "StoreError",
     "Stored",
     "SyncProducer",
