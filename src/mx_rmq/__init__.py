@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
     from mx_rmq.operating.messages import MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -104,6 +105,7 @@ __all__ = [
     "StoreError",
     "Stored",
     "SyncProducer",
+    "TailEvent",
     "TopicCounts",
     "UnknownTopic",
     "UnreadableMessage",
@@ -125,6 +127,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
+        "mx_rmq.operating.tail": "TailEvent",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",
         "mx_rmq.produce_options": "ProduceManyOptions ProduceOptions",

@@ -26,6 +26,7 @@ from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.health import read_health
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
+from mx_rmq.operating.tail import kinds_of, tail
 from mx_rmq.operating.topics import Topics, queue_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
@@ -43,17 +44,19 @@ from mx_rmq.storage.locate import Address
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from mx_rmq.checks import Duration
     from mx_rmq.config import Durability, QueueOptions
+    from mx_rmq.events import Event
     from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
     from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
@@ -496,6 +499,34 @@ class RedisMessageQueue:
         return await Inspector(self._lifecycle.shards).workers()
 
     # -- observing
+
+    def tail(
+        self, topic: str | None = None, *, events: Iterable[str | type[Event]] = ()
+    ) -> AsyncGenerator[TailEvent, None]:
+        """What happens in all workers of the queue, wherever they are: ``async for each in mq.tail():``.
+
+        Workers publish their events while a program tails, and at no other time. A worker begins within half
+        a second. It publishes at most some hundred events a second; ``events.left_out`` tells how many more
+        there were. While the server is away, the iterator waits and tells so with ``server.unavailable`` and
+        ``server.back``. The queue must be open.
+
+        Args:
+            topic: only events of this topic.
+            events: only these: names such as ``message.dead``, their last parts such as ``dead``, or classes
+                of ``mx_rmq.events``. By default all but those that tell of messages before they end.
+
+        Raises:
+            ConfigError: there is no such event.
+            UnknownTopic: there is no such topic.
+            StoreError: the server refuses; says which right is missing.
+        """
+        return tail(
+            self._lifecycle.shards,
+            None if topic is None else check_topic(topic),
+            kinds_of(events),
+            server=self.config.shown_url,
+            handled=self._handlers,
+        )
 
     async def health(self) -> Health:
         """How this process is: its servers, its worker and its event loop. It never raises.

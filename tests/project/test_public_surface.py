@@ -19,12 +19,13 @@ NAMES = """
     NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt
     ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue
     Reject Retry RetryEvent RetryLater ServerUnavailable ShardHealth StoreError Stored SyncProducer
-    TopicCounts UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
+    TailEvent TopicCounts UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run
+    run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq drain explain find handler has_produce_middleware health
     health_app list metrics_app middleware on_dead on_retry open override pause produce produce_many
-    produce_middleware purge queues resume run serve_metrics start stop sync workers
+    produce_middleware purge queues resume run serve_metrics start stop sync tail workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes

@@ -321,6 +321,10 @@ class Store:
         """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds."""
         return int(await self._run("register_worker", (worker, facts, _ms(silence))))
 
+    async def watch(self, want: bytes, *, lasts: float) -> bool:
+        """Note what a program wants to hear of, for *lasts* seconds; False if there are too many others."""
+        return bool(await self._run("watch_events", (want, _ms(lasts))))
+
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
     ) -> list[Examined]:
