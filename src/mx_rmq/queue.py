@@ -532,7 +532,7 @@ class RedisMessageQueue:
             inspector = Inspector(self._lifecycle.shards)
             return Figures(*await asyncio.gather(inspector.counts(), inspector.workers()))
 
-        return Metrics(self.config.name, look, self._worker_health, registry)
+        return Metrics(self.config.name, look, self._worker_health, self._handlers.keys(), registry)
 
     @asynccontextmanager
     async def serve_metrics(
