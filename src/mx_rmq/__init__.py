@@ -29,6 +29,7 @@ from mx_rmq.message import Message, PastAttempt
 from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
 from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
 from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
@@ -64,6 +65,8 @@ __all__ = [
     "EmbeddedServerError",
     "Finding",
     "Handler",
+    "History",
+    "HistoryRow",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -90,6 +93,7 @@ __all__ = [
     "ProduceNext",
     "ProduceOptions",
     "QueueOptions",
+    "Rates",
     "Receipt",
     "RedisMessageQueue",
     "Reject",
@@ -101,6 +105,7 @@ __all__ = [
     "Stored",
     "SyncProducer",
     "TopicCounts",
+    "TopicRates",
     "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
