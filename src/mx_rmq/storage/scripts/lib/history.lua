@@ -21,12 +21,9 @@ local function sheet_for(history, number, topic)
   if length ~= 0 then return nil end
   if topic ~= '*' then
     local index = history .. 'history=' .. number
-    redis.pcall('SADD', index, topic)
     local topics = redis.pcall('SCARD', index)
-    if type(topics) ~= 'number' or topics > history_topics then
-      redis.pcall('SREM', index, topic)
-      return sheet_for(history, number, '*')
-    end
+    if type(topics) ~= 'number' or topics >= history_topics then return sheet_for(history, number, '*') end
+    redis.pcall('SADD', index, topic)
     redis.pcall('EXPIRE', index, history_seconds)
   end
   redis.pcall('SET', key, string.rep('\0', size), 'EX', history_seconds)
