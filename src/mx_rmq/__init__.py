@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
     from mx_rmq.operating.messages import MessageFacts, MessagePage
     from mx_rmq.operating.tail import TailEvent
     from mx_rmq.override import Override
@@ -68,6 +69,8 @@ __all__ = [
     "Finding",
     "Handler",
     "Health",
+    "History",
+    "HistoryRow",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -94,6 +97,7 @@ __all__ = [
     "ProduceNext",
     "ProduceOptions",
     "QueueOptions",
+    "Rates",
     "Receipt",
     "RedisMessageQueue",
     "Reject",
@@ -107,6 +111,7 @@ __all__ = [
     "SyncProducer",
     "TailEvent",
     "TopicCounts",
+    "TopicRates",
     "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
@@ -126,6 +131,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
         "mx_rmq.operating.tail": "TailEvent",
         "mx_rmq.override": "Override",

@@ -24,10 +24,11 @@ from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.health import read_health
+from mx_rmq.operating.history import history, rates
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.tail import kinds_of, tail
-from mx_rmq.operating.topics import Topics, queue_names
+from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import active, around, around_many
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
     from mx_rmq.operating.tail import TailEvent
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
@@ -494,6 +496,29 @@ class RedisMessageQueue:
     async def counts(self) -> Counts:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
+
+    async def history(
+        self, topic: str | None = None, *, minutes: int = 60, step: int | None = None
+    ) -> History:
+        """What happened in the last minutes, row by row, with the times that messages ran and waited.
+
+        Args:
+            topic: whose messages; None for those of all topics together.
+            minutes: how far back, up to 72 hours; the present minute is the last one.
+            step: minutes of a row; by default 1, or 20 for more than two hours. A row begins at a multiple
+                of it. Times older than two hours are known only for rows of 20 minutes or a multiple.
+
+        Raises:
+            UnknownTopic: nothing happened, and there is no such topic.
+        """
+        found = await history(self._lifecycle.shards, topic, minutes=minutes, step=step)
+        if topic is not None and found.is_empty:
+            await refuse_unknown_topic(self._lifecycle.shards, topic, self._handlers)
+        return found
+
+    async def rates(self) -> Rates:
+        """How fast each topic goes: events a second, times, and what was completed in the last hour."""
+        return await rates(self._lifecycle.shards)
 
     async def workers(self) -> Workers:
         """The workers that have registered recently."""

@@ -131,7 +131,8 @@ class Shard:
         await self._waiting.close()
 
     def _store_on(self, commands: Commands) -> Store:
-        return self._new_store(commands, self.keys, max_bytes=self._config.max_bytes)
+        config = self._config
+        return self._new_store(commands, self.keys, max_bytes=config.max_bytes, history=config.history)
 
     def _leave(self, told: Connection) -> None:
         """Close all other connections after one saw that the server is no longer the primary.
