@@ -28,7 +28,17 @@ from mx_rmq.errors import (
 from mx_rmq.message import Message, PastAttempt
 from mx_rmq.observing.logs import JsonFormatter
 from mx_rmq.operating.audit import AuditReport, Finding
-from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.letters import (
+    CanaryDied,
+    CanaryUnfinished,
+    DeadGroup,
+    DeadGroups,
+    DeadLetter,
+    NotDead,
+    Page,
+    RestoreResult,
+)
 from mx_rmq.operating.messages import MessageFacts, MessagePage
 from mx_rmq.override import Override
 from mx_rmq.processes import run, run_processes
@@ -52,6 +62,8 @@ __all__ = [
     "AuditReport",
     "BatchHandler",
     "CallNext",
+    "CanaryDied",
+    "CanaryUnfinished",
     "Config",
     "ConfigError",
     "Context",
@@ -93,6 +105,7 @@ __all__ = [
     "Receipt",
     "RedisMessageQueue",
     "Reject",
+    "RestoreResult",
     "Retry",
     "RetryEvent",
     "RetryLater",
