@@ -24,14 +24,29 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
+from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, QueueOptions
+    from mx_rmq.health import Health, ShardHealth
     from mx_rmq.message import Message, PastAttempt
+    from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
-    from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.dead_letters import DeadLetters
+    from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
+    from mx_rmq.operating.letters import (
+        CanaryDied,
+        CanaryUnfinished,
+        DeadGroup,
+        DeadGroups,
+        DeadLetter,
+        NotDead,
+        Page,
+        RestoreResult,
+    )
     from mx_rmq.operating.messages import MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -46,12 +61,13 @@ if TYPE_CHECKING:
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
-__version__ = "2.0.0a1"
-
 __all__ = [
+    "AsgiApp",
     "AuditReport",
     "BatchHandler",
     "CallNext",
+    "CanaryDied",
+    "CanaryUnfinished",
     "Config",
     "ConfigError",
     "Context",
@@ -64,6 +80,9 @@ __all__ = [
     "EmbeddedServerError",
     "Finding",
     "Handler",
+    "Health",
+    "History",
+    "HistoryRow",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -90,17 +109,22 @@ __all__ = [
     "ProduceNext",
     "ProduceOptions",
     "QueueOptions",
+    "Rates",
     "Receipt",
     "RedisMessageQueue",
     "Reject",
+    "RestoreResult",
     "Retry",
     "RetryEvent",
     "RetryLater",
     "ServerUnavailable",
+    "ShardHealth",
     "StoreError",
     "Stored",
     "SyncProducer",
+    "TailEvent",
     "TopicCounts",
+    "TopicRates",
     "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
@@ -114,11 +138,18 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
     _HOMES = {
         "mx_rmq.config": "Config QueueOptions",
+        "mx_rmq.health": "Health ShardHealth",
         "mx_rmq.message": "Message PastAttempt",
+        "mx_rmq.observing.asgi": "AsgiApp",
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
-        "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.dead_letters": "DeadLetters",
+        "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",
+        "mx_rmq.operating.letters": (
+            "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
+        ),
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
+        "mx_rmq.operating.tail": "TailEvent",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",
         "mx_rmq.produce_options": "ProduceManyOptions ProduceOptions",

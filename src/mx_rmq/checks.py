@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from datetime import timedelta
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +24,7 @@ _MOST_NUMBER = 10**127
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 # What a message stores beside its body has its id and one of these endings as name.
-_LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)", re.ASCII)
+_LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)(?<!:group)", re.ASCII)
 _LABELS = re.compile(rf"{_LABEL.pattern}(?: {_LABEL.pattern})*", re.ASCII)
 
 
@@ -160,7 +161,7 @@ def check_id(value: object) -> str:
 def _check_label(what: str, value: object) -> str:
     if isinstance(value, str) and _LABEL.fullmatch(value):
         return plain(value)
-    rule = "1 to 128 letters, digits and _ . - : @ / # + only, not ending in :queue, :keep or :error"
+    rule = "1 to 128 letters, digits and _ . - : @ / # + only, not ending in :queue, :keep, :error or :group"
     raise InvalidName(f"a {what} must be {rule}, got {shown(value)}")
 
 
@@ -196,3 +197,13 @@ def shown(value: object) -> str:
 def is_number(value: object) -> bool:
     """Whether this is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Refuse to go on without a package of an extra.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(f'{package} is not installed; pip install "mx-rmq[{extra}]"')

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
-from mx_rmq.checks import check_seconds, check_topic, refusal, refuse_unknown
+from mx_rmq.checks import (
+    check_installed,
+    check_seconds,
+    check_topic,
+    check_whole,
+    refusal,
+    refuse_unknown,
+)
 from mx_rmq.config import Config
 from mx_rmq.errors import ConfigError, NotDurable
-from mx_rmq.lifecycle import Lifecycle
+from mx_rmq.lifecycle import Lifecycle, Running
 from mx_rmq.observing import logs
+from mx_rmq.observing.asgi import serving
+from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.health import read_health
+from mx_rmq.operating.history import history, rates
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
-from mx_rmq.operating.topics import Topics, queue_names
+from mx_rmq.operating.tail import kinds_of, tail
+from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
-from mx_rmq.producing.middleware import around
+from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import (
     check_options,
+    check_payloads,
     checked_headers,
     messages,
     refuse_one_id,
@@ -31,15 +45,20 @@ from mx_rmq.storage.locate import Address
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from mx_rmq.checks import Duration
     from mx_rmq.config import Durability, QueueOptions
+    from mx_rmq.events import Event
+    from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
+    from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
@@ -159,7 +178,7 @@ class RedisMessageQueue:
         """
         if _unknown:
             refuse_unknown_options(_unknown)
-        if self._produce_layers:
+        if self._produce_layers and (layers := active(self._produce_layers)):
             options: ProduceOptions = {
                 "priority": priority,
                 "delay": delay,
@@ -171,7 +190,7 @@ class RedisMessageQueue:
                 "remember": remember,
                 "durability": durability,
             }
-            return await around(self._produce_layers, self._produce)(topic, payload, options)
+            return await around(layers, self._produce)(topic, payload, options)
         message = check_options(
             self.config,
             topic,
@@ -202,14 +221,16 @@ class RedisMessageQueue:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        checked = check_options(self.config, topic, **options)
-        handler = self._handlers.get(topic)
-        made = messages(checked, payloads, None if handler is None else handler.fitting)
-        producer = await self._producer()
-        if self._produce_layers:
-            one = around(self._produce_layers, self._produce)
-            return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
-        return await producer.chunks.send(topic, made)
+        layers = active(self._produce_layers)
+        if not layers:
+            return await self._produce_many(topic, payloads, options)
+        check_options(self.config, topic, **options)
+        check_payloads(payloads)
+        whole = around_many(layers, self._produce_many)
+        if whole is not None:
+            return await whole(topic, payloads, options)
+        one = around(layers, self._produce)
+        return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
         """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
@@ -222,7 +243,7 @@ class RedisMessageQueue:
     @property
     def has_produce_middleware(self) -> bool:
         """Whether produce has middleware."""
-        return bool(self._produce_layers)
+        return bool(active(self._produce_layers))
 
     async def _produce(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         """Produce without middleware; the innermost layer calls this."""
@@ -232,6 +253,15 @@ class RedisMessageQueue:
             return await producer.produce(topic, message)
         except NotDurable as error:
             raise error.of(message.id) from None
+
+    async def _produce_many(
+        self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
+    ) -> Receipts:
+        """Produce many without middleware."""
+        checked = check_options(self.config, topic, **options)
+        handler = self._handlers.get(topic)
+        made = messages(checked, payloads, None if handler is None else handler.fitting)
+        return await (await self._producer()).chunks.send(topic, made)
 
     def _fitting(self, topic: str, payload: Any) -> Any:
         """A payload that the topic's handler accepts, if that is registered here."""
@@ -467,9 +497,138 @@ class RedisMessageQueue:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
+    async def history(
+        self, topic: str | None = None, *, minutes: int = 60, step: int | None = None
+    ) -> History:
+        """What happened in the last minutes, row by row, with the times that messages ran and waited.
+
+        Args:
+            topic: whose messages; None for those of all topics together.
+            minutes: how far back, up to 72 hours; the present minute is the last one.
+            step: minutes of a row; by default 1, or 20 for more than two hours. A row begins at a multiple
+                of it. Times older than two hours are known only for rows of 20 minutes or a multiple.
+
+        Raises:
+            UnknownTopic: nothing happened, and there is no such topic.
+        """
+        found = await history(self._lifecycle.shards, topic, minutes=minutes, step=step)
+        if topic is not None and found.is_empty:
+            await refuse_unknown_topic(self._lifecycle.shards, topic, self._handlers)
+        return found
+
+    async def rates(self) -> Rates:
+        """How fast each topic goes: events a second, times, and what was completed in the last hour."""
+        return await rates(self._lifecycle.shards)
+
     async def workers(self) -> Workers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
+
+    # -- observing
+
+    def tail(
+        self, topic: str | None = None, *, events: Iterable[str | type[Event]] = ()
+    ) -> AsyncGenerator[TailEvent, None]:
+        """What happens in all workers of the queue, wherever they are: ``async for each in mq.tail():``.
+
+        Workers publish their events while a program tails, and at no other time. A worker begins within half
+        a second. It publishes at most some hundred events a second; ``events.left_out`` tells how many more
+        there were. While the server is away, the iterator waits and tells so with ``server.unavailable`` and
+        ``server.back``. The queue must be open.
+
+        Args:
+            topic: only events of this topic.
+            events: only these: names such as ``message.dead``, their last parts such as ``dead``, or classes
+                of ``mx_rmq.events``. By default all but those that tell of messages before they end.
+
+        Raises:
+            ConfigError: there is no such event.
+            UnknownTopic: there is no such topic.
+            StoreError: the server refuses; says which right is missing.
+        """
+        return tail(
+            self._lifecycle.shards,
+            None if topic is None else check_topic(topic),
+            kinds_of(events),
+            server=self.config.shown_url,
+            handled=self._handlers,
+        )
+
+    async def health(self) -> Health:
+        """How this process is: its servers, its worker and its event loop. It never raises.
+
+        It takes 3 s at most, while a server does not answer.
+        """
+        shards = None if self._lifecycle.producer is None else self._lifecycle.shards
+        return await read_health(self.config.name, shards, self._worker_health())
+
+    def health_app(self, *, worker: bool = True) -> AsgiApp:
+        """An ASGI application: ``/livez`` and ``/readyz`` answer 200 or 503 and the facts of ``health()``.
+
+        Args:
+            worker: whether the process is ready only while a worker runs in it.
+        """
+        return health_app(self.health, worker=worker)
+
+    def metrics_app(self, registry: Any = None) -> AsgiApp:
+        """An ASGI application that answers with metrics for Prometheus; needs the extra ``metrics``.
+
+        Events are counted from this call on. ``close()`` of the application ends that.
+
+        Args:
+            registry: of prometheus-client, whose metrics are part of the answer, such as
+                ``prometheus_client.REGISTRY``.
+
+        Raises:
+            ConfigError: prometheus-client is not installed.
+        """
+        check_installed("prometheus_client", "metrics")
+        from mx_rmq.observing.metrics import Figures, Metrics  # imported here: it needs the extra
+
+        async def look() -> Figures:
+            inspector = Inspector(self._lifecycle.shards)
+            return Figures(*await asyncio.gather(inspector.counts(), inspector.workers()))
+
+        return Metrics(self.config.name, look, self._worker_health, self._handlers.keys(), registry)
+
+    @asynccontextmanager
+    async def serve_metrics(
+        self,
+        port: int,
+        *,
+        host: str = "0.0.0.0",  # noqa: S104 - as every exporter does: Prometheus and probes are elsewhere
+        registry: Any = None,
+    ) -> AsyncIterator[int]:
+        """Serve ``/metrics``, ``/livez`` and ``/readyz`` over HTTP inside ``async with``; yields the port.
+
+        For a worker without a web server. It runs in this event loop, so a blocked loop fails the probes.
+
+        Args:
+            port: where; 0 takes a free one.
+            host: the address to listen at.
+            registry: as for ``metrics_app``.
+
+        Raises:
+            ConfigError: the port cannot be used, or prometheus-client is not installed.
+        """
+        check_whole("port", port, 0, 65535)
+        metrics, probes = self.metrics_app(registry), self.health_app()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            is_metrics = scope["path"].rstrip("/") in ("", "/metrics")
+            await (metrics if is_metrics else probes)(scope, receive, send)
+
+        try:
+            async with serving(app, host, port) as number:
+                yield number
+        finally:
+            metrics.close()
+
+    def _worker_health(self) -> WorkerHealth | None:
+        work = self._lifecycle.work
+        return work.worker.vitals.read() if isinstance(work, Running) else None
+
+    # -- operating topics
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""

@@ -25,10 +25,11 @@ for n, key in ipairs(redis.call('KEYS', '*')) do
   elseif kind == 'list' then
     all[n] = { key, kind, redis.call('LRANGE', key, 0, -1) }
   else
-    all[n] = { key, kind, redis.call(read[kind], key) }
-    if string.find(key, 'ended=', 1, true) and redis.call('PTTL', key) < 0 then
-      all[n][3] = all[n][3] .. ' for ever'
+    local value = redis.call(read[kind], key)
+    if string.find(key, '=', 1, true) and redis.call('PTTL', key) < 0 then
+      if kind == 'set' then value[#value + 1] = 'for ever' else value = value .. ' for ever' end
     end
+    all[n] = { key, kind, value }
   end
 end
 return all
@@ -42,7 +43,8 @@ class State:
     def __init__(self, reply: Iterable[tuple[bytes, bytes, Any]]) -> None:
         self.keys: dict[str, Any] = {}
         for key, kind, value in reply:
-            cells = [value.decode()] if isinstance(value, bytes) else [cell.decode() for cell in value]
+            cells = [value] if isinstance(value, bytes) else value
+            cells = [cell.decode("latin-1") for cell in cells]  # a sheet of the history is no text
             name, shown = key.decode().removeprefix(PREFIX), _value(kind, cells)
             self.keys[name] = shown
 
@@ -146,8 +148,8 @@ def one_body(state: State, reference: Reference) -> Broken:
         if payload.get(id_) != life.body.decode():
             yield f"the body of {id_} is {payload.get(id_)}, not {life.body.decode()}"
     for id_, dead in reference.dead.items():
-        found = [remains.get(field) for field in (id_, f"{id_}:queue", f"{id_}:error")]
-        if found != [dead.body.decode(), dead.topic, dead.error.decode()]:
+        found = [remains.get(field) for field in (id_, f"{id_}:queue", f"{id_}:error", f"{id_}:group")]
+        if found != [dead.body.decode(), dead.topic, dead.error.decode(), dead.group.id]:
             yield f"of the dead {id_} there is {found}"
     for field in payload:
         if field.split(":")[0] not in reference.live:
@@ -251,10 +253,26 @@ def counts(state: State, reference: Reference) -> Broken:
             yield f"topic {topic} has {live} live messages, but counted {dict(of)}"
         fields = state.fields("dlq_payload").items()
         dead = sum(value == topic for field, value in fields if field.endswith(":queue"))
-        if dead != of["dead"] - of["replayed"] - of["deleted"]:
+        if dead != of["dead"] + of["restored"] - of["replayed"] - of["deleted"]:
             yield f"topic {topic} has {dead} dead messages, but counted {dict(of)}"
     if counters != reference.counters:
         yield f"counted {counters}, not {dict(reference.counters)}"
+
+
+def groups(state: State, reference: Reference) -> Broken:
+    """Every dead message is counted in its group; a group without messages leaves nothing."""
+    expected = {
+        f"{id_}:{part}": str(value)
+        for id_, crowd in reference.groups.items()
+        for part, value in (
+            ("count", crowd.count),
+            ("label", crowd.label),
+            ("first_at", crowd.first),
+            ("last_at", crowd.last),
+        )
+    }
+    if state.fields("dlq_groups") != expected:
+        yield f"the groups of the dead are {state.fields('dlq_groups')}, not {expected}"
 
 
 def bookkeeping(state: State, reference: Reference) -> Broken:
@@ -274,15 +292,18 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
     ends = {name.removeprefix("ended="): value for name, value in state.keys.items() if "ended=" in name}
     if ends != reference.ended:
         yield f"what became of messages is remembered as {ends}, not as {reference.ended}"
+    sheets = {name: value for name, value in state.keys.items() if name.startswith(("history=", "recent="))}
+    if sheets != reference.sheets():
+        yield f"the history is {sheets}, not {reference.sheets()}"
     for name in state.keys:
-        if name not in KNOWN and not name.startswith(("call=", "ended=")):
+        if name not in KNOWN and not name.startswith(("call=", "ended=", "history=", "recent=")):
             yield f"there is a key {name}"
 
 
 KNOWN: Final = frozenset(
     (
-        *("payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload", "done", "delay_wake"),
-        *("topics", "paused", "counters", "fence"),
+        *("payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload", "dlq_groups", "done"),
+        *("delay_wake", "topics", "paused", "counters", "fence"),
         *(f"{topic}:{part}" for topic in TOPICS for part in (*PENDING.values(), "processing", "wake")),
     )
 )
@@ -296,6 +317,7 @@ PROMISES: Final[Sequence[tuple[str, Callable[[State, Reference], Broken]]]] = (
     ("order", order),
     ("wake", wakes),
     ("counters", counts),
+    ("groups", groups),
     ("bookkeeping", bookkeeping),
 )
 

@@ -11,6 +11,7 @@ from redis import Redis
 
 from mx_rmq.errors import OutOfMemory, StoreError
 from mx_rmq.message import LANES, Lane
+from mx_rmq.storage import contract
 from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.scripts import SCRIPTS, Script
@@ -33,6 +34,7 @@ from tests.model.histories import (
     Purge,
     Reach,
     Refused,
+    Restore,
     Revive,
     Settle,
     Spec,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "put_off", "release", "move_to_dlq"))
 DAY: Final = 86400.0
+ERRORS: Final = (b'{"reason":"failed","error":"no order 17"}', b'{"reason":"failed","error":"no bank"}')
+"""What messages die of: of one group each in every topic."""
 
 
 class Call(NamedTuple):
@@ -85,6 +89,15 @@ class Line:
         self._client.close()
 
 
+def sent(call: Call) -> tuple[Any, ...]:
+    """The arguments of a call as the store takes them: times in its own words."""
+    if call.verb != "complete":
+        return call.args
+    *rest, times = call.args
+    words = [f"{'rw'[bucket // 28]}{bucket % 28}:{amount}" for bucket, amount in times]
+    return (*rest, " ".join(words))
+
+
 def forged(token: str, n: int) -> str:
     """A token that was never given: too short at its end or its beginning, too long, or none at all."""
     return (token[:-1], token[1:], f"{token}0", "")[n % 4]
@@ -102,7 +115,7 @@ class Machine:
     def __init__(self, line: Line, scripts: Mapping[str, Script] = SCRIPTS) -> None:
         self.line = line
         self.clock = Clock()
-        self.store = Store(line, Keys("q"), now=self.clock, scripts=scripts)
+        self.store = Store(line, Keys("q"), history=True, now=self.clock, scripts=scripts)
         self.reference = Reference()
         self.state = State(())
         self.calls: list[Call] = []
@@ -178,6 +191,12 @@ class Machine:
                 ids = [targets[pick] for pick in picks]
                 died_at = [self.died_at(id_, seen) or 0.0 for id_ in ids] if seen else []
                 return Call("delete_dead", (ids, died_at), {})
+            case Restore(topic, picks, age, error):
+                rows = [
+                    contract.Restore(id_, topic, self.clock.ms / 1000 - age, self.body(id_), ERRORS[error])
+                    for id_ in (self.by_end()[pick] for pick in picks)
+                ]
+                return Call("restore", (rows,), {})
             case Trim():
                 return Call("trim_dead", (), step._asdict())
             case Purge(topic, limit):
@@ -192,9 +211,12 @@ class Machine:
 
     def message(self, spec: Spec) -> NewMessage:
         """A message under a free id, the one that ended last first, or under one that is taken."""
-        ids = sorted(IDS, key=lambda id_: (id_ in self.reference.live, -self.ended.get(id_, 0)))
-        id_ = ids[spec.pick]
+        id_ = self.by_end()[spec.pick]
         return NewMessage(id_, self.body(id_), *spec[1:])
+
+    def by_end(self) -> Sequence[str]:
+        """Those that are not live first, the one that ended last before the others."""
+        return sorted(IDS, key=lambda id_: (id_ in self.reference.live, -self.ended.get(id_, 0)))
 
     def cancellable(self) -> Sequence[str]:
         """What stands in the middle of a list first: its entry will stay there."""
@@ -229,7 +251,8 @@ class Machine:
             case "start":
                 return Call("start", (topic, picked), {})
             case "complete":
-                return Call("complete", (topic, [(pick, kept(step.seconds)) for pick in picked]), {})
+                times = [(len(picked), len(picked)), (30, 1)]
+                return Call("complete", (topic, [(pick, kept(step.seconds)) for pick in picked], times), {})
             case "retry" | "put_off" as verb:
                 return Call(verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
             case "release":
@@ -239,7 +262,13 @@ class Machine:
         rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
         return Call(
             "move_to_dlq",
-            (topic, [(pick, body, b"error") for pick, body in zip(picked, rewritten, strict=True)]),
+            (
+                topic,
+                [
+                    (pick, body, ERRORS[(ord(pick.id) + int(step.seconds)) % 2])
+                    for pick, body in zip(picked, rewritten, strict=True)
+                ],
+            ),
             {"kept": [kept(step.seconds)] * len(picked)},
         )
 
@@ -261,13 +290,11 @@ class Machine:
         """Make one call and check its answer and everything the server holds."""
         belated = self.reference.is_belated(call.options)
         try:
-            answer = await getattr(self.store, call.verb)(*call.args, **call.options)
+            answer = await getattr(self.store, call.verb)(*sent(call), **call.options)
         except StoreError as error:
             # A claim of none removes nothing and only passes the token on.
-            growing = call.verb in ("produce", "produce_delayed") or (call.verb, call.args[-1]) == (
-                "claim",
-                0,
-            )
+            of_none = (call.verb, call.args[-1]) == ("claim", 0)
+            growing = of_none or call.verb in ("produce", "produce_delayed", "restore")
             if not (belated or (self.full and growing and isinstance(error, OutOfMemory))):
                 raise Violation("answer", f"{call} failed: {error}") from error
             self.reference.at(self.clock.us)
@@ -394,11 +421,11 @@ class Machine:
         overdue = await self.send(Call("take_over", (1000,), {"lease": 30.0, "holder": "drain"}))
         for topic in TOPICS:
             finished = [(late.delivery, Kept()) for late in overdue.taken if late.delivery.topic == topic]
-            await self.send(Call("complete", (topic, finished), {}))
+            await self.send(Call("complete", (topic, finished, []), {}))
         await self.work_off()
         await self.send(Call("promote", (1000,), {}))
         await self.send(Call("delete_dead", (IDS,), {}))
-        small = ("topics", "counters", "call=", "fence", "ended=")
+        small = ("topics", "counters", "call=", "fence", "ended=", "history=", "recent=")
         stuck = [name for name in self.state.keys if not name.startswith(small)]
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")
@@ -412,7 +439,8 @@ class Machine:
             while left:
                 claim = await self.send(Call("claim", (topic, 2), {"lease": 30.0, "holder": "drain"}))
                 left = claim.left
-                await self.send(Call("complete", (topic, [(got, Kept()) for got in claim.deliveries]), {}))
+                done = [(got, Kept()) for got in claim.deliveries]
+                await self.send(Call("complete", (topic, done, []), {}))
 
 
 class Bench:

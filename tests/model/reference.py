@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from mx_rmq.message import LANES, Lane
+from mx_rmq.fingerprint import Group, group_of
+from mx_rmq.message import LANES, Lane, decode_death
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import (
     Cancelled,
@@ -22,6 +23,8 @@ from mx_rmq.storage.contract import (
     Promotion,
     Replay,
     Replayed,
+    Restore,
+    Restored,
     Settled,
     Suspect,
     Takeover,
@@ -29,6 +32,9 @@ from mx_rmq.storage.contract import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+HISTORY: Final = ("produced", "delivered", "completed", "retried", "put_off", "lapsed", "dead")
+"""The events that the history counts, in the order of its sheets; all deaths here have its first reason."""
 
 
 class Violation(AssertionError):
@@ -75,6 +81,20 @@ class Remains:
     error: bytes
     died: int
 
+    @property
+    def group(self) -> Group:
+        return group_of(self.topic, decode_death(self.error))
+
+
+@dataclass(slots=True)
+class Crowd:
+    """A group of dead messages; its first and last death are those since it began."""
+
+    label: str
+    first: int
+    last: int
+    count: int = 0
+
 
 class Reference:
     """What the server must hold and answer.
@@ -90,6 +110,7 @@ class Reference:
         self.now_us = 0
         self.live: dict[str, Life] = {}
         self.dead: dict[str, Remains] = {}
+        self.groups: dict[str, Crowd] = {}
         self.done: dict[str, int] = {}
         self.ended: dict[str, str] = {}
         self.calls: dict[str, tuple[str, list[Stored]]] = {}
@@ -98,6 +119,8 @@ class Reference:
         """Per topic: how many events it had, and since when a look has found that number."""
         self.paused: set[str] = set()
         self.counters: Counter[str] = Counter()
+        self.noted: dict[str, bytearray] = {}
+        """The sheets of the history, by key."""
         self.lists: dict[tuple[str, Lane], list[str]] = {}
         self.order: dict[tuple[str, Lane], list[str]] = {}
         self.fence = 0
@@ -184,6 +207,7 @@ class Reference:
                 life = self.live.get(id_)
                 if life and (life.place, life.topic) == ("pending", topic):
                     deliveries.append(self._lease(id_, life, lane, lease, holder, "run"))
+                    self._note(topic, "delivered")
         left = sum(len(self.lists.get((topic, lane), [])) for lane in LANES)
         self.stirred.discard(topic)
         (self.wakes.add if left else self.wakes.discard)(topic)
@@ -206,8 +230,13 @@ class Reference:
                 self.live[delivery.id].deadline = self.now + round(lease * 1000)
         return answer
 
-    def complete(self, topic: str, finished: Sequence[tuple[Delivery, Kept]]) -> list[Settled]:
+    def complete(
+        self, topic: str, finished: Sequence[tuple[Delivery, Kept]], times: Sequence[tuple[int, int]]
+    ) -> list[Settled]:
         answer = self._held(topic, [delivery for delivery, _ in finished])
+        if Settled.DONE in answer:
+            for bucket, amount in times:
+                self._note_time(topic, bucket, amount)
         for (delivery, kept), status in zip(finished, answer, strict=True):
             if status is Settled.DONE:
                 del self.live[delivery.id]
@@ -256,7 +285,7 @@ class Reference:
         for (delivery, body, error), wish, status in zip(dead, kept, answer, strict=True):
             if status is Settled.DONE:
                 life = self.live.pop(delivery.id)
-                self.dead[delivery.id] = Remains(topic, body or life.body, error, self.now)
+                self._die(delivery.id, Remains(topic, body or life.body, error, self.now))
                 self._count(topic, "dead")
                 self._end(delivery.id, "dead", topic, wish)
         return answer
@@ -325,7 +354,7 @@ class Reference:
                 answer.append(Replayed.CHANGED)
             else:
                 answer.append(Replayed.REPLAYED)
-                del self.dead[replay.id]
+                self._leave(replay.id)
                 ttl = inf if replay.ttl is None else round(replay.ttl * 1000)
                 life = Life(remains.topic, replay.lane, replay.body or remains.body, self.now + ttl)
                 self.live[replay.id] = life
@@ -338,7 +367,7 @@ class Reference:
         for n, id_ in enumerate(ids):
             remains = self.dead.get(id_)
             if remains and (not died_at or round(died_at[n] * 1000) == remains.died):
-                del self.dead[id_]
+                self._leave(id_)
                 self._count(remains.topic, "deleted")
                 deleted += 1
         return deleted
@@ -352,6 +381,20 @@ class Reference:
             or (max_age is not None and self.dead[id_].died < self.now - round(max_age * 1000))
         ]
         return self.delete_dead(old[:limit])
+
+    def restore(self, dead: Sequence[Restore]) -> list[Restored]:
+        answer = []
+        for row in dead:
+            if row.id in self.live:
+                answer.append(Restored.LIVE)
+            elif row.id in self.dead:
+                answer.append(Restored.DEAD)
+            else:
+                answer.append(Restored.RESTORED)
+                self._die(row.id, Remains(row.topic, row.body, row.error, round(row.died_at * 1000)))
+                self.topics.add(row.topic)
+                self._count(row.topic, "restored")
+        return answer
 
     def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         answer = []
@@ -539,12 +582,52 @@ class Reference:
         if kept.remember_for:
             self.ended[id_] = f"{how} {self.now} {round(kept.took * 1000)} {topic}"
 
+    def _die(self, id_: str, remains: Remains) -> None:
+        self.dead[id_] = remains
+        group, died = remains.group, remains.died
+        crowd = self.groups.setdefault(group.id, Crowd(group.label.decode(), died, died))
+        crowd.count += 1
+        crowd.first, crowd.last = min(crowd.first, died), max(crowd.last, died)
+
+    def _leave(self, id_: str) -> None:
+        """A message is not dead any more; a group that it was the last of is gone."""
+        group = self.dead.pop(id_).group.id
+        self.groups[group].count -= 1
+        if not self.groups[group].count:
+            del self.groups[group]
+
     def _dues(self) -> list[tuple[float, str]]:
         return sorted((life.deadline, id_) for id_, life in self.live.items() if life.place == "delayed")
 
     def _count(self, topic: str, event: str) -> None:
         self.counters[f"{topic}:{event}"] += 1
         self.changed = True
+        if event in HISTORY:
+            self._note(topic, event)
+
+    def _note(self, topic: str, event: str) -> None:
+        number, within = divmod(self.now_us // 60_000_000, 20)
+        self._add(f"history={number}={topic}", 948, within * 13 + HISTORY.index(event), 1)
+
+    def _note_time(self, topic: str, bucket: int, amount: int) -> None:
+        number, within = divmod(self.now_us // 60_000_000, 20)
+        self._add(f"history={number}={topic}", 948, 20 * 13 + bucket, amount)
+        self._add(f"recent={number}={topic}", 3360, within * 56 + bucket, amount)
+
+    def _add(self, key: str, size: int, place: int, amount: int) -> None:
+        sheet = self.noted.setdefault(key, bytearray(size))
+        at = slice(3 * place, 3 * place + 3)
+        sheet[at] = (int.from_bytes(sheet[at]) + amount).to_bytes(3)
+
+    def sheets(self) -> dict[str, Any]:
+        """The history as the server has it: sheets, and sets of the topics that have some."""
+        found: dict[str, Any] = {}
+        for key, sheet in self.noted.items():
+            kind, number, topic = key.split("=")
+            found[key] = sheet.decode("latin-1")
+            if kind == "history":
+                found.setdefault(f"history={number}", set()).add(topic)
+        return found
 
 
 def digits(ms: float) -> str:

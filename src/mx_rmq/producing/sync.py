@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
-from mx_rmq.producing.middleware import around
+from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.receipt import Receipt
 from mx_rmq.storage.availability import Availability
@@ -24,7 +25,7 @@ from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Commands, NewStore
 
+
+R = TypeVar("R")
 
 _USER: Final = "producer"
 """How the server's availability knows producers."""
@@ -62,7 +65,7 @@ class SyncProducer:
         self._stores: list[dict[Durability, Store]] = []
         self._connections: list[BlockingConnections] = []
         self._calls = Calls(config)
-        self._availability = Availability(config.shown_url)
+        self._availability = Availability(config.shown_url, config.name)
         self._names: list[str] = []
         """Producer names that have no call under way."""
         self._new_store: NewStore = Store
@@ -71,8 +74,8 @@ class SyncProducer:
     def produce(self, topic: str, payload: Any, **options: Unpack[ProduceOptions]) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
         refuse_unknown_options(options)
-        if self._layers:
-            return self._produce_through(topic, payload, options)
+        if layers := active(self._layers):
+            return self._produce_through(layers, topic, payload, options)
         (receipt,) = self._send(topic, [self._message(topic, payload, options)])
         return receipt
 
@@ -83,9 +86,25 @@ class SyncProducer:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        if self._layers:
-            one = self._produce_through
+        if layers := active(self._layers):
+            stored: list[str] = []
+
+            async def last(topic: str, payloads: Iterable[Any], options: ProduceManyOptions) -> list[Receipt]:
+                receipts = self._produce_many(topic, payloads, options)
+                stored.extend(receipts)
+                return receipts
+
+            whole = around_many(layers, last)
+            if whole is not None:
+                return self._through(whole(topic, payloads, options), stored)
+            one = partial(self._produce_through, layers)
             return [one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
+        return self._produce_many(topic, payloads, options)
+
+    def _produce_many(
+        self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
+    ) -> list[Receipt]:
+        """Produce many without middleware."""
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
         checked = check_options(self._config, topic, **options)
@@ -108,7 +127,7 @@ class SyncProducer:
         """Use another server from now on; the connections to this one are closed."""
         self.close()
         self._config, self._address, self._new_store = config, address, new_store
-        self._availability = Availability(config.shown_url)
+        self._availability = Availability(config.shown_url, config.name)
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -116,7 +135,9 @@ class SyncProducer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _produce_through(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
+    def _produce_through(
+        self, layers: Sequence[ProduceMiddleware], topic: str, payload: Any, options: ProduceOptions
+    ) -> Receipt:
         """Produce through the middleware, which cannot await anything but ``call_next`` here."""
         stored: list[str] = []
 
@@ -125,8 +146,13 @@ class SyncProducer:
             stored.append(receipt)
             return receipt
 
-        async def produce() -> Receipt:
-            return await around(self._layers, last)(topic, payload, options)
+        return self._through(around(layers, last)(topic, payload, options), stored)
+
+    def _through(self, call: Awaitable[R], stored: Sequence[str] = ()) -> R:
+        """Run a call through the middleware; *stored* has what the call stored before it failed."""
+
+        async def produce() -> R:
+            return await call
 
         try:
             return run_blocking(produce())
@@ -170,6 +196,8 @@ class SyncProducer:
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
             self._availability.back(_USER)
+            if heard(MessagesProduced):
+                self._calls.tell(topic, stored)
             return stored
 
     def _on_failure(self, error: Exception) -> None:
@@ -202,8 +230,6 @@ class SyncProducer:
                 keys = Keys(config.name)
                 commands: dict[Durability, Commands] = {"memory": plain}
                 commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
-                new_store, most = self._new_store, config.max_bytes
-                self._stores = [
-                    {name: new_store(each, keys, max_bytes=most) for name, each in commands.items()}
-                ]
+                new = partial(self._new_store, max_bytes=config.max_bytes, history=config.history)
+                self._stores = [{name: new(each, keys) for name, each in commands.items()}]
             return self._stores

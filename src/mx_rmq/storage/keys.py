@@ -29,6 +29,7 @@ QUEUE_PARTS: Final = {
     "delay_tasks": "zset",
     "dlq": "zset",
     "dlq_payload": "hash",
+    "dlq_groups": "hash",
     "done": "zset",
     "delay_wake": "list",
     "topics": "set",
@@ -37,6 +38,7 @@ QUEUE_PARTS: Final = {
     "fence": "string",
     "workers": "hash",
     "workers_seen": "zset",
+    "tails": "zset",
 }
 """The keys that every queue has once, with their Redis types."""
 
@@ -44,6 +46,7 @@ QUEUE_PARTS: Final = {
 TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
+GROUP_FIELD: Final = ":group"
 
 
 QUEUES: Final = "mx-rmq:{*}:[tw]o[pr][ik]*"
@@ -62,7 +65,7 @@ class Keys:
     """The keys of one queue, or of one shard of it; all in one cluster slot."""
 
     def __init__(self, queue: str, shard: int | None = None) -> None:
-        check_name("queue", queue)
+        self.queue: Final = check_name("queue", queue)
         tag = queue if shard is None else f"{queue}:{shard}"
         self.prefix: Final = f"mx-rmq:{{{tag}}}:"
         # Bounded: a long-lived producer may use many topics.

@@ -9,11 +9,14 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.checks import are_labels, check_id, check_name, check_topic
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import BATCH, MAX_BYTES
+from mx_rmq.message import decode_death
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import (
     Cancelled,
     Claim,
+    DeadRow,
     Delivery,
     Examined,
     Kept,
@@ -23,6 +26,8 @@ from mx_rmq.storage.contract import (
     Promotion,
     Replay,
     Replayed,
+    Restore,
+    Restored,
     Settled,
     Suspect,
     Takeover,
@@ -57,7 +62,7 @@ class Together(Protocol):
 class NewStore(Protocol):
     """Makes a store: the class itself, or what a test has in its place."""
 
-    def __call__(self, commands: Commands, keys: Keys, *, max_bytes: int) -> Store:
+    def __call__(self, commands: Commands, keys: Keys, *, max_bytes: int, history: bool) -> Store:
         """Return a store on a connection."""
 
 
@@ -68,6 +73,7 @@ class Store:
         commands: the connection on which the scripts run.
         keys: the keys of the queue.
         max_bytes: the largest body that may be stored.
+        history: whether to count what happens, by topic and minute.
         now: the time in µs, for tests; the server's own clock otherwise.
         scripts: replacements for the scripts, to test the tests.
     """
@@ -78,13 +84,16 @@ class Store:
         keys: Keys,
         *,
         max_bytes: int = MAX_BYTES,
+        history: bool = False,
         now: Callable[[], int] | None = None,
         scripts: Mapping[str, Script] = SCRIPTS,
     ) -> None:
         self.commands = commands
         self.keys = keys
         self.max_bytes = max_bytes
+        self.history = history
         self.now = now
+        self._counted = keys.prefix if history else ""
         self._scripts = scripts
 
     # -- a message's life
@@ -98,7 +107,7 @@ class Store:
         stores nothing again, even if its messages have been completed by then.
         """
         self._check_new(topic, messages, producer, call)
-        args: list[Any] = [topic, call, self.max_bytes]
+        args: list[Any] = [topic, call, self.max_bytes, self._counted]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), message.body)
         reply = await self._run("produce_normal_message", args, topic, producer)
@@ -109,7 +118,7 @@ class Store:
     ) -> list[Stored]:
         """Store messages that become pending after their delay."""
         self._check_new(topic, messages, producer, call)
-        args: list[Any] = [topic, call, self.max_bytes]
+        args: list[Any] = [topic, call, self.max_bytes, self._counted]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), _ms(message.delay), message.body)
         reply = await self._run("produce_delay_message", args, topic, producer)
@@ -117,7 +126,7 @@ class Store:
 
     async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
         """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
-        args = (topic, limit, _ms(lease), check_name("worker", holder))
+        args = (topic, limit, _ms(lease), check_name("worker", holder), self._counted)
         now, left, *cells = await self._run("claim_message", args, topic)
         deliveries = [
             Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
@@ -173,12 +182,19 @@ class Store:
         """End the leases of a vanished worker now, so that a monitor takes over its messages."""
         return await self.extend(topic, deliveries, lease=0.0)
 
-    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]]) -> list[Settled]:
+    async def complete(
+        self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]], times: str = ""
+    ) -> list[Settled]:
         """Finish deliveries and forget their messages, but for what is kept of each.
 
         A number stands for the seconds for which the id stays taken.
+
+        Args:
+            topic: of all of them.
+            finished: the deliveries, each with what is kept.
+            times: how long they waited and ran, for the history; see ``history.times_text``.
         """
-        args: list[Any] = [self.keys.prefix, topic]
+        args: list[Any] = [self.keys.prefix, topic, self._counted, times]
         for delivery, kept in finished:
             args += (delivery.id, delivery.token, _kept(kept) if kept else 0)
         return _statuses(Settled, await self._run("complete_message", args, topic))
@@ -194,7 +210,7 @@ class Store:
     async def _delay(
         self, topic: str, event: str, rows: Iterable[tuple[Delivery, float, bytes]]
     ) -> list[Settled]:
-        args: list[Any] = [topic, event]
+        args: list[Any] = [topic, event, self._counted]
         for delivery, delay, body in rows:
             args += (delivery.id, delivery.token, _ms(delay), body)
         return _statuses(Settled, await self._run("retry_message", args, topic))
@@ -212,9 +228,9 @@ class Store:
         self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]], *, kept: Sequence[Kept] = ()
     ) -> list[Settled]:
         """Move messages to the DLQ, with their final bodies (empty: as stored) and the reason."""
-        args: list[Any] = [self.keys.prefix, topic]
+        args: list[Any] = [self.keys.prefix, topic, self._counted]
         for (delivery, body, error), wish in zip(dead, kept or [_NOTHING] * len(dead), strict=True):
-            args += (delivery.id, delivery.token, body, error, _wish(wish))
+            args += (delivery.id, delivery.token, body, error, _wish(wish), _group(topic, error))
         return _statuses(Settled, await self._run("move_to_dlq", args, topic))
 
     async def take_over(
@@ -226,7 +242,7 @@ class Store:
         may have delayed the heartbeats of live owners too.
         """
         bound = "" if before is None else round(before * 1e6)
-        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound)
+        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound, self._counted)
         now, cells, cleaned, poisoned, belated = await self._run("handle_timeout_message", args)
         taken = [
             Takeover(
@@ -278,6 +294,32 @@ class Store:
         args = (_lifetime(max_age), "inf" if max_count is None else max_count, limit)
         return int(await self._run("trim_dlq", args))
 
+    async def restore(self, dead: Sequence[Restore]) -> list[Restored]:
+        """Put dead messages back into the DLQ, those whose id is neither live nor dead."""
+        args: list[Any] = []
+        for row in dead:
+            group = _group(row.topic, row.error)
+            args += (row.id, row.topic, _ms(row.died_at), row.body, row.error, group)
+        return _statuses(Restored, await self._run("restore_dlq", args))
+
+    async def read_dead(
+        self, ids: Sequence[bytes], *, topic: str = "", group: str = "", word: str = "", bodies: bool = True
+    ) -> tuple[int, list[DeadRow]]:
+        """Read dead messages that match; returns how many ids were looked at, and the matches.
+
+        A full reply ends the look: ask again with the rest of the ids.
+
+        Args:
+            ids: the messages.
+            topic: only messages of this topic; empty for any.
+            group: only messages of the group with this id; empty for any.
+            word: only messages whose stored error has this text.
+            bodies: whether to read the bodies.
+        """
+        args = (topic, group, word, int(bodies), *ids)
+        looked, *cells = await self._run("read_dlq", args)
+        return looked, [DeadRow(*row) for row in zip(*[iter(cells)] * 6, strict=True)]
+
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Withdraw messages that are pending or delayed."""
         return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
@@ -321,13 +363,17 @@ class Store:
         """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds."""
         return int(await self._run("register_worker", (worker, facts, _ms(silence))))
 
+    async def watch(self, want: bytes, *, lasts: float) -> bool:
+        """Note what a program wants to hear of, for *lasts* seconds; False if there are too many others."""
+        return bool(await self._run("watch_events", (want, _ms(lasts))))
+
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
     ) -> list[Examined]:
         """Return where messages are and what is wrong with them; with *mend*, mend that."""
         args: list[Any] = [self.keys.prefix, "mend" if mend else "look", _ms(lease)]
         for suspect in suspects:
-            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback)
+            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback, suspect.group)
         cells = _texts(await self._run("mend_message", args))
         return [
             Examined(place, topic, deadline, tuple(findings.split()))
@@ -403,6 +449,11 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
 
 
 _NOTHING: Final = Kept()
+
+
+def _group(topic: str, error: bytes) -> bytes:
+    """The group of a message by why it died, as that is stored: the audit finds the same one."""
+    return bytes(group_of(topic, decode_death(error)))
 
 
 def _wish(kept: Kept) -> str:

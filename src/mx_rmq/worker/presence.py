@@ -16,7 +16,7 @@ from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Awaitable, Callable, Mapping, Set
 
     from mx_rmq.config import Config
     from mx_rmq.storage.store import Store
@@ -45,19 +45,38 @@ class Presence:
     The server never reuses a client id in one run, so a registered connection that it does not list is
     gone for good. Its worker has vanished, unless it comes back with another connection. Where connections
     cannot be listed, only the leases decide.
+
+    Args:
+        holdings: what the worker holds on the shard.
+        config: of the queue.
+        worker: the worker's name.
+        facts: what it registers about itself.
+        vitals: returns what it registers about how it is; called by any thread.
+        also: asks the server something else at every step, in the same round trip.
     """
 
-    def __init__(self, holdings: Holdings, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        config: Config,
+        worker: str,
+        facts: Mapping[str, Any],
+        vitals: Callable[[], Mapping[str, Any]] = dict,
+        also: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._also = also or _nothing
         self._holdings = holdings
         self._connection = holdings.shard.connection
         self._store = holdings.shard.store
         self._queries = Queries(self._store)
         self.worker = worker
         """The worker's name."""
+        self._queue = config.name
         self._grace = config.recovery_grace
         # A worker that has not registered for this long has no lease left.
         self._silence = max(SILENCE, config.lease + REGISTER)
         self._facts = dict(facts)
+        self._vitals = vitals
         self._load: dict[str, tuple[int, int]] = {}
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
@@ -92,6 +111,8 @@ class Presence:
                 return await self._look(self._own, self._grace if recover else inf)
             except ResponseError as error:
                 self._cannot(error)
+        else:
+            await self._also()
         return False
 
     async def stay(self, store: Store) -> None:
@@ -99,7 +120,7 @@ class Presence:
 
         Otherwise the worker would count as gone though its process lives, and its messages as crashed.
         """
-        await store.register_worker(self.worker, self._said, silence=self._silence)
+        await store.register_worker(self.worker, self._composed(), silence=self._silence)
 
     async def leave(self) -> None:
         """Remove this worker's registration."""
@@ -141,21 +162,20 @@ class Presence:
 
     def _introduce(self) -> None:
         """Register again soon, with the connection by which others see this worker, if they can."""
-        self._compose()
         self._said_at = -inf
 
     def _load_changed(self) -> bool:
-        """Whether other messages are running or held ready than were last said; composes what to say."""
+        """Whether other messages are running or held ready than were last said."""
         if self._loop.time() - self._said_at < _REFRESH or (load := self._holdings.load()) == self._load:
             return False
         self._load = load
-        self._compose()
         return True
 
-    def _compose(self) -> None:
+    def _composed(self) -> bytes:
+        """What to register."""
         own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
         load = {"load": self._load} if self._load else {}
-        self._said = msgspec.json.encode(self._facts | own | load)
+        return msgspec.json.encode({**self._facts, **self._vitals(), **own, **load})
 
     def _cannot(self, error: ResponseError) -> None:
         """Rely on the leases alone until there is another connection."""
@@ -165,11 +185,11 @@ class Presence:
         self._introduce()
         if not self._told:
             self._told = True
-            events.emit(events.RecoveryByLease(error=str(error)))
+            events.emit(events.RecoveryByLease(queue=self._queue, error=str(error)))
 
     async def register(self) -> None:
         """Register this worker as living."""
-        self._said_at = self._loop.time()
+        self._said_at, self._said = self._loop.time(), self._composed()
         await self._store.register_worker(self.worker, self._said, silence=self._silence)
         self._seen_at(self._said_at)
 
@@ -181,7 +201,7 @@ class Presence:
     async def _look(self, own: ClientIdentity, grace: float) -> bool:
         """Find workers whose connection is gone, and recover from those gone for *grace* seconds."""
         asked_at = self._loop.time()
-        registered = await self._queries.registered()
+        registered, _ = await asyncio.gather(self._queries.registered(), self._also())
         known = registered.get(self.worker) == self._said
         if not known:  # another worker removed it as vanished, or the server was emptied
             await self.register()
@@ -212,7 +232,7 @@ class Presence:
             try:
                 leases = await self._queries.leases(topic)
             except ResponseError as error:  # concerns one topic; the others are recovered
-                events.emit(events.TopicFailed(topic=topic, error=str(error)))
+                events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
                 continue
             for id_, lease in leases.items():
                 if (name := _worker_of(lease.holder)) in vanished:
@@ -225,7 +245,7 @@ class Presence:
         return bool(held)
 
     async def _end(self, name: str, deliveries: list[Delivery]) -> None:
-        events.emit(events.WorkerVanished(worker=name, messages=len(deliveries)))
+        events.emit(events.WorkerVanished(queue=self._queue, worker=name, messages=len(deliveries)))
         self._vanished[name] = self._loop.time()
         for topic in {delivery.topic for delivery in deliveries}:
             of_topic = [delivery for delivery in deliveries if delivery.topic == topic]
@@ -233,7 +253,7 @@ class Presence:
                 try:
                     await self._store.end_leases(topic, of_topic[start : start + BATCH])
                 except StoreError as error:
-                    events.emit(events.TopicFailed(topic=topic, error=str(error)))
+                    events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
         await self._store.register_worker(name, b"", silence=self._silence)
 
 
@@ -245,6 +265,10 @@ def monitor_of(worker: str) -> str:
 def is_monitor(holder: str) -> bool:
     """Whether a lease is held by the monitor of a worker, not for a handler."""
     return holder.endswith(_MONITOR)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _worker_of(holder: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from mx_rmq import events
@@ -14,6 +15,7 @@ from mx_rmq.limits import BATCH
 from mx_rmq.message import encode_death
 from mx_rmq.storage.batching import Batcher
 from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.history import times_text
 from mx_rmq.storage.resend import resend
 from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Later, Lost, Returned, Verdict
 
@@ -34,8 +36,9 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
     """Settle deliveries on the server; all have the same kind of verdict."""
     match items[0][1]:
         case Done():
-            done = cast("Sequence[tuple[Held, Done]]", items)
-            return await store.complete(topic, [(held.delivery, how.kept) for held, how in done])
+            done = cast("Sequence[tuple[Job, Done]]", items)
+            times = _times(done) if store.history else ""
+            return await store.complete(topic, [(job.delivery, how.kept) for job, how in done], times)
         case Again():
             again = cast("Sequence[tuple[Held, Again]]", items)
             return await store.retry(topic, [(held.delivery, how.delay, how.body) for held, how in again])
@@ -70,6 +73,7 @@ class Settler:
         self._holdings = holdings
         self.hooks = hooks
         self._store = holdings.shard.store
+        self._queue = holdings.shard.keys.queue
         self._patience = patience
         self._batchers: dict[tuple[Kind, str], Batcher[Item, None]] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -114,7 +118,7 @@ class Settler:
         for (kind, topic), batcher in self._batchers.items():
             if not batcher.idle:
                 batcher.cancel()
-                events.emit(events.SettleGivenUp(verdict=name_of(kind), topic=topic))
+                events.emit(events.SettleGivenUp(queue=self._queue, verdict=name_of(kind), topic=topic))
 
     async def _settle(self, topic: str, items: Sequence[Item]) -> list[None]:
         unsettled = items
@@ -124,11 +128,12 @@ class Settler:
             if unsettled:
                 call = partial(settle, self._store, topic, unsettled)
                 statuses = await resend(call, patience=self._patience, passes=_may_pass)
-                _tell(unsettled, statuses)
+                _tell(self._queue, unsettled, statuses)
                 self.hooks.accepted(unsettled, statuses)
         except Exception as error:  # any error: the leases must not be extended without end
             events.emit(
                 events.SettleFailed(
+                    queue=self._queue,
                     verdict=name_of(type(items[0][1])),
                     topic=topic,
                     messages=len(unsettled),
@@ -141,18 +146,23 @@ class Settler:
         return [None] * len(items)
 
 
-def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
+def announce(
+    queue: str, delivery: Delivery, verdict: Verdict, seconds: float | None = None, *, previous: str = ""
+) -> None:
     """Emit the event of a message that did not succeed.
 
     Args:
+        queue: whose message.
         delivery: which.
         verdict: what becomes of it.
+        seconds: how long its handler ran, None or 0 if it did not.
         previous: the worker that held it, if a monitor took it over.
     """
     topic, id_ = delivery.topic, delivery.id
     if isinstance(verdict, Died):
         death = verdict.death
         event = events.MessageDead(
+            queue=queue,
             topic=topic,
             id=id_,
             reason=death.reason,
@@ -160,10 +170,12 @@ def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
             attempts=verdict.attempts,
             place=death.place,
             previous=previous,
+            seconds=seconds or None,
         )
         events.emit(event, None if verdict.may_quote else verdict.raised)
     elif isinstance(verdict, Again):
         retried = events.MessageRetried(
+            queue=queue,
             topic=topic,
             id=id_,
             attempt=verdict.attempt,
@@ -175,7 +187,10 @@ def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
         )
         events.emit(retried, verdict.raised)
     elif isinstance(verdict, Later):
-        events.emit(events.MessagePutOff(topic=topic, id=id_, delay=verdict.delay))
+        delay = verdict.delay
+        events.emit(
+            events.MessagePutOff(queue=queue, topic=topic, id=id_, delay=delay, seconds=seconds or None)
+        )
 
 
 def name_of(kind: Kind) -> str:
@@ -183,17 +198,34 @@ def name_of(kind: Kind) -> str:
     return kind.__name__.lower()
 
 
-def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
+def _times(done: Sequence[tuple[Job, Done]]) -> str:
+    """How long messages ran, and how long those waited that had never begun before.
+
+    A message waits from when it was produced, by the producer's clock, or from the end of its delay. How long
+    one waits that is tried again or replayed is not known here.
+    """
+    ahead = done[0][0].holdings.server_time(0.0)
+    waits = [
+        job.started_at + ahead - message.created_at - message.delay
+        for job, _ in done
+        if (message := job.message)
+        and not (message.attempts or message.put_off or message.crashes or message.unbegun or message.replays)
+    ]
+    return times_text([job.took for job, _ in done], waits)
+
+
+def _tell(queue: str, items: Sequence[Item], statuses: Sequence[Settled]) -> None:
     """Emit events of completed messages, if anything listens, and of lost leases."""
     completions = events.heard(events.MessageCompleted)
     for (job, verdict), status in zip(items, statuses, strict=True):
         if status is Settled.DONE:
             if completions and type(verdict) is Done:
                 topic, id_ = job.delivery.topic, job.delivery.id
-                events.emit(events.MessageCompleted(topic=topic, id=id_, seconds=job.took))
+                events.emit(events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=job.took))
         elif not job.is_settling:
             lost = job.delivery
-            events.emit(events.LeaseLost(topic=lost.topic, id=lost.id, token=lost.token))
+            job.holdings.losses.append(monotonic())
+            events.emit(events.LeaseLost(queue=queue, topic=lost.topic, id=lost.id, token=lost.token))
 
 
 def _may_pass(error: Exception) -> bool:
