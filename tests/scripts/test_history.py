@@ -233,7 +233,7 @@ async def test_the_history_never_takes_more_than_the_design_says(counting: Store
         taken[kind] = before - await used(redis)
     sheets, recent = 73 * 60 // SHEET + 1, 150 // SHEET + 1
     most = taken["history"] * sheets + taken["recent"] * recent
-    (said,) = re.findall(r"The history takes at most (\d+) MB", DESIGN.read_text())
+    (said,) = re.findall(r"The history takes\s+at\s+most (\d+) MB", DESIGN.read_text())
     assert 0.6 * int(said) < most / 1e6 <= int(said)
 
 

@@ -248,7 +248,7 @@ def _rates(recorded: Recorded, now: int, read_at: float) -> TopicRates:
     )
 
 
-def _percentiles(spread: Spread) -> dict[str, float | None]:
+def _percentiles(spread: Spread) -> dict[str, Any]:
     return {
         "run_p50": percentile(spread.runs, 0.5),
         "run_p95": percentile(spread.runs, 0.95),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.message import Reason
     from mx_rmq.storage.store import Store
 
+    Numbers = Sequence[int]
+
 SHEET: Final = 20
 """Minutes of a sheet."""
 EVENTS: Final = ("produced", "delivered", "completed", "retried", "put_off", "recovered")
@@ -43,12 +45,10 @@ KEPT: Final = 72 * 60
 KEPT_FINE: Final = 2 * 60
 """Minutes for which times are kept by the minute; after that they are known for whole sheets."""
 
-_EDGES: Final = tuple(2**n / 8000 for n in range(BUCKETS - 1))
+_EDGES: Final[tuple[float, ...]] = tuple(2**n / 8000 for n in range(BUCKETS - 1))
 """Seconds at which a bucket ends and the next begins: from 1/8 ms to 2.3 hours."""
 _EVENTS_END: Final = SHEET * len(LETTERS)
 _FINE: Final = 2 * BUCKETS
-
-Numbers = Sequence[int] if TYPE_CHECKING else object
 
 
 def times_text(runs: list[float], waits: list[float]) -> str:
