@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     },
     "Mend": {
         "topic": ("topics:topic", "Pause, resume or purge a topic."),
+        "dlq": ("dlq:dlq", "Look at dead messages; replay, edit, delete, export or import them."),
     },
 }
 """The modules are imported when a command is used, so that ``--help`` is quick."""

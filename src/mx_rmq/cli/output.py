@@ -72,6 +72,8 @@ class Column:
     style: str = ""
     is_optional: bool = False
     """Whether a narrow terminal may go without it."""
+    is_cut: bool = False
+    """Whether it takes the width that the others leave, and a text that is longer is cut."""
 
 
 class Output:
@@ -188,15 +190,18 @@ class Output:
         shown = [
             n for n, column in enumerate(columns) if self._out.width >= _NARROW or not column.is_optional
         ]
-        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        is_wide = any(columns[n].is_cut for n in shown)
+        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=is_wide)
         for n in shown:
             is_number = all(isinstance(row[n], int | float | None) for row in rows)
+            is_cut = columns[n].is_cut
             drawn.add_column(
                 columns[n].name,
                 justify="right" if is_number else "left",
                 style=columns[n].style,
-                overflow="fold",
-                no_wrap=is_number,
+                overflow="ellipsis" if is_cut else "fold",
+                no_wrap=is_number or is_cut,
+                ratio=1 if is_cut else None,
             )
         for row in rows:
             drawn.add_row(*(_for_people(row[n], short=True) for n in shown))
