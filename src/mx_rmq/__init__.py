@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from mx_rmq.message import Message, PastAttempt
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
-    from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.dead_letters import DeadLetters
+    from mx_rmq.operating.letters import (
+        CanaryDied,
+        CanaryUnfinished,
+        DeadGroup,
+        DeadGroups,
+        DeadLetter,
+        NotDead,
+        Page,
+        RestoreResult,
+    )
     from mx_rmq.operating.messages import MessageFacts, MessagePage
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
@@ -52,6 +62,8 @@ __all__ = [
     "AuditReport",
     "BatchHandler",
     "CallNext",
+    "CanaryDied",
+    "CanaryUnfinished",
     "Config",
     "ConfigError",
     "Context",
@@ -93,6 +105,7 @@ __all__ = [
     "Receipt",
     "RedisMessageQueue",
     "Reject",
+    "RestoreResult",
     "Retry",
     "RetryEvent",
     "RetryLater",
@@ -117,7 +130,10 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.message": "Message PastAttempt",
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
-        "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.dead_letters": "DeadLetters",
+        "mx_rmq.operating.letters": (
+            "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
+        ),
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",
