@@ -13,13 +13,14 @@ from mx_rmq import DeadLetters, RedisMessageQueue
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadGroup DeadGroups
-    DeadLetter DeadLetters EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter
-    LeaseLost Load Message MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler
-    NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt
-    ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue
-    Reject Retry RetryEvent RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts
-    UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
+    AuditReport BatchHandler CallNext CanaryDied CanaryUnfinished Config ConfigError Context Counts
+    DeadEvent DeadGroup DeadGroups DeadLetter DeadLetters EmbeddedServerError Finding Handler InvalidName
+    InvalidPayload JsonFormatter LeaseLost Load Message MessageFacts MessagePage MessageTooLarge
+    Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory
+    Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions
+    Receipt RedisMessageQueue Reject RestoreResult Retry RetryEvent RetryLater ServerUnavailable
+    StoreError Stored SyncProducer TopicCounts UnknownTopic UnreadableMessage UnsafeServer WorkerFacts
+    Workers WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts dlq drain explain find handler has_produce_middleware list middleware

@@ -138,7 +138,11 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
     async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         assert (await mq.counts()).dead == 2
         await mq.workers()
-        assert len((await mq.dlq.list(topic="orders")).letters) == 2
+        page = await mq.dlq.list(topic="orders", limit=1)
+        assert len((await mq.dlq.list(after=page.next)).letters) == 1
+        letters = [letter async for letter in mq.dlq.export()]
+        assert await mq.dlq.delete("dead2") == 1
+        assert await mq.dlq.restore(letters) == (1, 0, 1)
         assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
         assert await mq.queues() == ["shop"]
         with pytest.raises(UnknownTopic):
@@ -179,7 +183,11 @@ async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    "right", ["+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+rename"]
+    "right",
+    [
+        *("+hstrlen", "+hgetall", "+smembers", "+lrange", "+zrank", "+zrevrank", "+zcount"),
+        *("+scan", "+zscan", "+rename"),
+    ],
 )
 async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
     rules = [rule for rule in OPERATOR if rule != right]
@@ -191,7 +199,9 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
 
         async def operate() -> None:
             await mq.counts()
-            await mq.dlq.list()
+            page = await mq.dlq.list(limit=1)
+            await mq.dlq.list(after=page.next)
+            assert [letter async for letter in mq.dlq.export()]
             await mq.audit(repair=True)
 
         with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):

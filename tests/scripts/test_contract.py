@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pytest
 
 from mx_rmq import limits
+from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import MAX_BYTES
-from mx_rmq.message import LANES
+from mx_rmq.message import LANES, decode_death
 from mx_rmq.storage import store
-from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Restore, Suspect
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
@@ -412,6 +413,11 @@ D1 = Delivery("m1", "orders", "1@5", b"old1", 9.0)
 D2 = Delivery("m2", "orders", "2@6", b"old2", 9.0)
 PREFIX = "mx-rmq:{q}:"
 
+
+def group(error: bytes) -> bytes:
+    return bytes(group_of("orders", decode_death(error)))
+
+
 DRIVES = {
     "produce": Drive(
         "produce_normal_message",
@@ -512,8 +518,15 @@ DRIVES = {
         ),
         {"prefix": PREFIX, "topic": "orders"},
         (
-            {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why", "wish": "60000 250"},
-            {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": ""},
+            {
+                "id": "m1",
+                "token": "1@5",
+                "body": b"b1",
+                "error": b"why",
+                "wish": "60000 250",
+                "group": group(b"why"),
+            },
+            {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": "", "group": group(b"")},
         ),
     ),
     "take_over": Drive(
@@ -542,6 +555,37 @@ DRIVES = {
         "trim_dlq",
         lambda store: store.trim_dead(max_age=1.5, limit=7),
         {"max_age_ms": 1500, "max_count": "inf", "limit": 7},
+    ),
+    "restore": Drive(
+        "restore_dlq",
+        lambda store: store.restore(
+            [Restore("m1", "orders", 1.5, b"b1", b"why"), Restore("m2", "orders", 2.5, b"b2", b"")]
+        ),
+        {},
+        (
+            {
+                "id": "m1",
+                "topic": "orders",
+                "died_ms": 1500,
+                "body": b"b1",
+                "error": b"why",
+                "group": group(b"why"),
+            },
+            {
+                "id": "m2",
+                "topic": "orders",
+                "died_ms": 2500,
+                "body": b"b2",
+                "error": b"",
+                "group": group(b""),
+            },
+        ),
+    ),
+    "read_dead": Drive(
+        "read_dlq",
+        lambda store: store.read_dead([b"m1", b"m2"], topic="orders", group="0f", word="why", bodies=False),
+        {"topic": "orders", "group": "0f", "word": "why", "bodies": 0},
+        ({"id": b"m1"}, {"id": b"m2"}),
     ),
     "cancel": Drive(
         "cancel_message",
@@ -573,12 +617,12 @@ DRIVES = {
     "examine": Drive(
         "mend_message",
         lambda store: store.examine(
-            [Suspect("m1", "orders", False, "mails"), Suspect("m2")], mend=True, lease=1.5
+            [Suspect("m1", "orders", False, "mails", b"0f {}"), Suspect("m2")], mend=True, lease=1.5
         ),
         {"prefix": PREFIX, "mode": "mend", "lease_ms": 1500},
         (
-            {"id": "m1", "found_in": "orders", "listed": 0, "fallback": "mails"},
-            {"id": "m2", "found_in": "", "listed": 1, "fallback": "unknown"},
+            {"id": "m1", "found_in": "orders", "listed": 0, "fallback": "mails", "group": b"0f {}"},
+            {"id": "m2", "found_in": "", "listed": 1, "fallback": "unknown", "group": b""},
         ),
     ),
 }

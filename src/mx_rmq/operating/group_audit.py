@@ -104,8 +104,9 @@ async def _mend(store: Store, id_: str, group: StoredGroup | None, here: _Found 
     if group is None:  # no number can be subtracted from a count that is none
         await _command(store, "HDEL", "dlq_groups", *names)
     await _command(store, "HINCRBY", "dlq_groups", names[0], here.count - (group.count if group else 0))
-    (example,) = await _groups_of(store, [here.example])
-    await _command(store, "HSETNX", "dlq_groups", names[1], example.label)
+    if group is None or group.label is None:
+        (example,) = await _groups_of(store, [here.example])
+        await _command(store, "HSET", "dlq_groups", names[1], example.label)
     times = (names[2], f"{here.first_ms:.0f}", names[3], f"{here.last_ms:.0f}")
     await _command(store, "HSET", "dlq_groups", *times)
 

@@ -72,7 +72,7 @@ def _replay(row: DeadRow, payload: Any, max_bytes: int) -> Replay:
     return Replay(id_, new.body, message.priority, message.ttl, row.died_at)
 
 
-async def watch_canaries(shards: list[Shard], ids: Sequence[str], timeout: float) -> None:
+async def watch_canaries(shards: list[Shard], ids: Sequence[str], within: float) -> None:
     """Wait until messages that were replayed have ended: they are done, cancelled or dead.
 
     Raises:
@@ -83,7 +83,7 @@ async def watch_canaries(shards: list[Shard], ids: Sequence[str], timeout: float
     for id_ in ids:
         by_shard.setdefault(shards[shard_number(id_, len(shards))], []).append(id_)
     clock = asyncio.get_running_loop()
-    deadline, pause = clock.time() + timeout, _LOOKS[0]
+    deadline, pause = clock.time() + within, _LOOKS[0]
     while True:
         alive = [id_ for shard, own in by_shard.items() for id_ in await _alive(shard, own)]
         if not alive or clock.time() >= deadline:
@@ -95,7 +95,7 @@ async def watch_canaries(shards: list[Shard], ids: Sequence[str], timeout: float
         raise CanaryDied(tuple(ids), tuple(letters))
     if alive:
         inspector = Inspector(shards)
-        raise CanaryUnfinished(tuple(ids), {id_: await inspector.explain(id_) for id_ in alive}, timeout)
+        raise CanaryUnfinished(tuple(ids), {id_: await inspector.explain(id_) for id_ in alive}, within)
 
 
 async def _alive(shard: Shard, ids: Sequence[str]) -> list[str]:

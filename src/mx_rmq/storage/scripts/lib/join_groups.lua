@@ -15,11 +15,10 @@ end
 
 local function join_groups(dlq_groups, joined)
   for id, of in pairs(joined) do
-    local told = redis.pcall('HMGET', dlq_groups, id .. ':first_at', id .. ':last_at')
+    local told = redis.pcall('HMGET', dlq_groups, id .. ':first_at', id .. ':last_at', id .. ':label')
     local first_at, last_at = tonumber(told[1]) or of.first_at, tonumber(told[2]) or of.last_at
     redis.pcall('HINCRBY', dlq_groups, id .. ':count', of.amount)
-    redis.pcall('HSETNX', dlq_groups, id .. ':label', of.label)
-    redis.pcall('HSET', dlq_groups, id .. ':first_at', math.min(first_at, of.first_at),
-      id .. ':last_at', math.max(last_at, of.last_at))
+    redis.pcall('HSET', dlq_groups, id .. ':label', told[3] or of.label,
+      id .. ':first_at', math.min(first_at, of.first_at), id .. ':last_at', math.max(last_at, of.last_at))
   end
 end
