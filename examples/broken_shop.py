@@ -80,7 +80,8 @@ def shop(url: str | None, topics: Sequence[str] = tuple(HANDLERS), **options: An
     queue = RedisMessageQueue(url, name="shop", server_check="off", stop_grace=0.5, **options)
     for topic in topics:
         function, how = HANDLERS[topic]
-        queue.handler(topic, **how)(function)
+        register: Callable[..., Any] = queue.handler(topic, **how)
+        register(function)
     return queue
 
 
@@ -129,9 +130,8 @@ async def break_queue(url: str, orders: int) -> None:
 async def poison(queue: RedisMessageQueue) -> None:
     """Store bytes that are no message, as another program could do."""
     store = queue._lifecycle.shards[0].operating
-    await store.produce(
-        "payments", [NewMessage("poison-1", b"\x80\x04\x95\x1a\x00pickled by another program")]
-    )
+    body = b"\x80\x04\x95\x1a\x00pickled by another program"
+    await store.produce("payments", [NewMessage("poison-1", body)])
 
 
 # -- its workers

@@ -235,7 +235,7 @@ async def edit(
     id_: Annotated[str, Parameter(name="ID")],
     /,
     *,
-    payload: str | None = None,
+    payload: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     yes: bool = False,
     common: Common = _DEFAULT,
 ) -> None:
@@ -358,7 +358,11 @@ async def _delete_each(
 
 @dlq.command
 async def export(
-    file: Annotated[str, Parameter(name="FILE")] = "-", /, *, which: Which = _ANY, common: Common = _DEFAULT
+    file: Annotated[str, Parameter(name="FILE", allow_leading_hyphen=True)] = "-",
+    /,
+    *,
+    which: Which = _ANY,
+    common: Common = _DEFAULT,
 ) -> None:
     """Write dead messages as lines of JSON, which dlq import takes; they stay in the DLQ.
 
@@ -390,7 +394,9 @@ async def _export(
 
 
 @dlq.command(name="import")
-async def import_(file: Annotated[str, Parameter(name="FILE")], /, *, common: Common = _DEFAULT) -> Exit:
+async def import_(
+    file: Annotated[str, Parameter(name="FILE", allow_leading_hyphen=True)], /, *, common: Common = _DEFAULT
+) -> Exit:
     """Put exported messages back into the DLQ. An id that is live or dead already is left as it is.
 
     Args:
