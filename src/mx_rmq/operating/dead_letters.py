@@ -113,7 +113,7 @@ class DeadLetters:
         groups = []
         for id_, group in found.items():
             label = decode_label(group.label)
-            times = group.count, group.first_at, group.last_at
+            times = group.dead, group.first_at, group.last_at
             groups.append(DeadGroup(label.topic, label.error, label.place, *times, id_, label.text))
         groups.sort(key=lambda group: (-group.count, group.topic, group.error, group.id))
         uncounted = max(0, dead - sum(group.count for group in groups))
@@ -440,7 +440,7 @@ async def _each(records: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[An
 def _joined(one: StoredGroup, other: StoredGroup) -> StoredGroup:
     """A group that is on two shards."""
     times = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
-    return StoredGroup(one.count + other.count, one.label or other.label, *times)
+    return StoredGroup(one.dead + other.dead, one.label or other.label, *times)
 
 
 def _place(after: str | None) -> tuple[int, Mark | None]:
