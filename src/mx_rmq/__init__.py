@@ -17,6 +17,7 @@ from mx_rmq.errors import (
     NotOnDisk,
     NotReplicated,
     OutOfMemory,
+    ServerRefused,
     ServerUnavailable,
     StoreError,
     UnknownTopic,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.doctor import Checkup, Diagnosis
     from mx_rmq.operating.messages import MessageFacts, MessagePage
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
@@ -54,6 +56,7 @@ __all__ = [
     "AuditReport",
     "BatchHandler",
     "CallNext",
+    "Checkup",
     "Config",
     "ConfigError",
     "Context",
@@ -63,6 +66,7 @@ __all__ = [
     "DeadGroups",
     "DeadLetter",
     "DeadLetters",
+    "Diagnosis",
     "EmbeddedServerError",
     "Finding",
     "Handler",
@@ -99,6 +103,7 @@ __all__ = [
     "Retry",
     "RetryEvent",
     "RetryLater",
+    "ServerRefused",
     "ServerUnavailable",
     "ShardHealth",
     "StoreError",
@@ -124,6 +129,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.doctor": "Checkup Diagnosis",
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",

@@ -23,10 +23,11 @@ from mx_rmq.observing.asgi import serving
 from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.doctor import examine
 from mx_rmq.operating.health import read_health
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
-from mx_rmq.operating.topics import Topics, queue_names
+from mx_rmq.operating.topics import Topics, queue_names, topic_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import around, around_many
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
-    from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
+    from mx_rmq.operating.doctor import Checkup
+    from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
@@ -467,14 +469,15 @@ class RedisMessageQueue:
         return await Inspector(self._lifecycle.shards).find(id_)
 
     async def list(
-        self, topic: str, *, state: Listed = "pending", limit: int = 50, after: str | None = None
+        self, topic: str, *, state: Asked = "pending", limit: int = 50, after: str | None = None
     ) -> MessagePage:
         """The messages of a topic that are in one state, a page at a time.
 
         Args:
             topic: whose messages.
-            state: ``pending`` (in the order in which they will run), ``running`` or ``held`` (the oldest
-                claim first), ``delayed`` (the next one due first) or ``dead`` (the latest death first).
+            state: ``pending`` (in the order in which they will run), ``running``, ``held`` or both as
+                ``processing`` (the oldest claim first), ``delayed`` (the next one due first) or ``dead`` (the
+                latest death first).
             limit: the most messages on a page, up to 1,000.
             after: the ``next`` of the page before; None for the first page.
 
@@ -608,14 +611,35 @@ class RedisMessageQueue:
         """The names of all queues on the server that were produced to or have workers."""
         return await queue_names(self._lifecycle.shards)
 
+    async def topics(self) -> Names:
+        """The names of the topics that were produced to, or are paused; ``counts()`` says how each stands."""
+        return await topic_names(self._lifecycle.shards)
+
     @property
     def _topics(self) -> Topics:
         return Topics(self._lifecycle.shards, self._handlers)
 
-    async def audit(self, *, repair: bool = False) -> Reports:
-        """Check that every message is in exactly one place; returns one report per shard."""
+    async def audit(self, *, repair: bool = False, progress: Callable[[int], None] | None = None) -> Reports:
+        """Check that every message is in exactly one place; returns one report per shard.
+
+        Args:
+            repair: put what is stray back where it is not lost.
+            progress: called with the number of messages of a shard that have been looked at.
+        """
         lease = self.config.lease
-        return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]
+        return [
+            await audit(shard.operating, repair=repair, lease=lease, progress=progress)
+            for shard in self._lifecycle.shards
+        ]
+
+    async def doctor(self, *, audit_for: Duration = 5.0) -> Checkup:
+        """Look at the server, the rights, the topics and the workers; every finding has its remedy.
+
+        Args:
+            audit_for: seconds that the audit, which reads the whole queue, may take; 0 for none.
+        """
+        seconds = check_seconds("audit_for", audit_for)
+        return await examine(self._lifecycle.shards, self.config, audit_for=seconds)
 
     def __repr__(self) -> str:
         return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"

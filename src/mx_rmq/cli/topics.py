@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
+from mx_rmq.cli.completion import Topic
 from mx_rmq.cli.connecting import opened, place_of
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
@@ -43,7 +44,7 @@ async def show_topics(*, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def pause(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Stop the delivery of a topic; what runs goes on, what is produced waits.
 
     Args:
@@ -56,7 +57,7 @@ async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def resume(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Deliver a paused topic again.
 
     Args:
@@ -69,7 +70,7 @@ async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def purge(name: str, /, *, yes: bool = False, common: Common = _DEFAULT) -> None:
+async def purge(name: Topic, /, *, yes: bool = False, common: Common = _DEFAULT) -> None:
     """Withdraw all pending and delayed messages of a topic for good; dead letters stay.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, UnreadableMessage
 from mx_rmq.message import Death, Message, Reason, decode_death, decode_message, encode_message
-from mx_rmq.operating.messages import MessageFacts, message_fields, paged
+from mx_rmq.operating.messages import MessageFacts, message_fields, paged, read_message
 from mx_rmq.operating.topics import refuse_unknown_topic
 from mx_rmq.payloads import encode_payload, plain_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
@@ -65,14 +65,17 @@ class DeadLetter:
     @property
     def facts(self) -> MessageFacts:
         """The same in the form of ``find`` and ``list``."""
+        message, unreadable = read_message(self.body)
         return MessageFacts(
             self.id,
             "dead",
             self.topic,
-            self.message,
+            message,
             died_at=self.died_at,
             reason=self.reason,
             error=self.error,
+            unreadable=unreadable,
+            body=self.body if unreadable else b"",
         )
 
     def as_dict(self) -> dict[str, Any]:
