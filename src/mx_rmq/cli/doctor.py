@@ -29,10 +29,19 @@ async def doctor(*, common: Common = _DEFAULT) -> int:
     out = Output(common)
     async with opened(common) as queue:
         checkup = await queue.doctor()
-    columns: list[Column | str] = ["level", "what", "found", "remedy"]
-    rows = [(each.level, each.what, each.said, each.remedy) for each in checkup.diagnoses]
-    styles = [_STYLES[each.level] for each in checkup.diagnoses]
-    out.table(columns, rows, data=checkup.as_dict(), styles=styles)
+    if out.is_terminal:
+        rows, styles = [], []
+        for each in checkup.diagnoses:
+            rows.append((each.level, each.what, each.said))
+            styles.append(_STYLES[each.level])
+            if each.remedy:
+                rows.append((" ", " ", f"→ {each.remedy}"))
+                styles.append("")
+        out.table(["level", "what", "found"], rows, data=None, styles=styles)
+    else:
+        columns = ["level", "what", "found", "remedy"]
+        lines = [(each.level, each.what, each.said, each.remedy) for each in checkup.diagnoses]
+        out.table(columns, lines, data=checkup.as_dict())
     return Exit.DONE if checkup.ok else Exit.FAILED
 
 

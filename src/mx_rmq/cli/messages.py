@@ -67,7 +67,8 @@ async def messages(
         if not page.messages and after is None:
             await known_topic(queue, topic)
     data = page.as_dict() | ({} if looked is None else {"looked_at": looked})
-    columns: list[Column | str] = ["id", "state", "produced", *_OTHERS[state], "attempts"]
+    columns: list[Column | str] = [Column("id", is_whole=True), Column("state", is_optional=True), "produced"]
+    columns += [*_OTHERS[state], "attempts"]
     columns += [Column("last error", style="red"), Column("payload", is_optional=True)]
     rows = [_row(facts, state, page.read_at, out) for facts in page.messages]
     out.table(columns, rows, data=data, empty=f"no {state} message" if looked is None else "nothing found")

@@ -75,6 +75,8 @@ class Column:
     style: str = ""
     is_optional: bool = False
     """Whether a narrow terminal may go without it."""
+    is_whole: bool = False
+    """Whether its cells must stay on one line, so that they can be copied."""
 
 
 class Output:
@@ -238,7 +240,7 @@ class Output:
                 justify="right" if is_number else "left",
                 style=columns[n].style,
                 overflow="fold",
-                no_wrap=is_number,
+                no_wrap=is_number or columns[n].is_whole,
             )
         for number, row in enumerate(rows):
             cells = [_for_people(row[n], short=True) for n in shown]
