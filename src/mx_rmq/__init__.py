@@ -17,6 +17,7 @@ from mx_rmq.errors import (
     NotOnDisk,
     NotReplicated,
     OutOfMemory,
+    ServerRefused,
     ServerUnavailable,
     StoreError,
     UnknownTopic,
@@ -24,13 +25,17 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
+from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, QueueOptions
+    from mx_rmq.health import Health, ShardHealth
     from mx_rmq.message import Message, PastAttempt
+    from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadLetters
+    from mx_rmq.operating.doctor import Checkup, Diagnosis
     from mx_rmq.operating.letters import (
         CanaryDied,
         CanaryUnfinished,
@@ -56,14 +61,14 @@ if TYPE_CHECKING:
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
-__version__ = "2.0.0a1"
-
 __all__ = [
+    "AsgiApp",
     "AuditReport",
     "BatchHandler",
     "CallNext",
     "CanaryDied",
     "CanaryUnfinished",
+    "Checkup",
     "Config",
     "ConfigError",
     "Context",
@@ -73,9 +78,11 @@ __all__ = [
     "DeadGroups",
     "DeadLetter",
     "DeadLetters",
+    "Diagnosis",
     "EmbeddedServerError",
     "Finding",
     "Handler",
+    "Health",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -109,7 +116,9 @@ __all__ = [
     "Retry",
     "RetryEvent",
     "RetryLater",
+    "ServerRefused",
     "ServerUnavailable",
+    "ShardHealth",
     "StoreError",
     "Stored",
     "SyncProducer",
@@ -127,10 +136,13 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
     _HOMES = {
         "mx_rmq.config": "Config QueueOptions",
+        "mx_rmq.health": "Health ShardHealth",
         "mx_rmq.message": "Message PastAttempt",
+        "mx_rmq.observing.asgi": "AsgiApp",
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadLetters",
+        "mx_rmq.operating.doctor": "Checkup Diagnosis",
         "mx_rmq.operating.letters": (
             "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
         ),

@@ -284,7 +284,7 @@ class Lifecycle:
             return work.task
         task = session.loop.create_task(self._start(session, work))
         session.work = Starting(task, work)
-        task.add_done_callback(_tell_failure)
+        task.add_done_callback(self._tell_failure)
         return task
 
     async def _start(self, session: _Session, before: Idle | Running | Stopping) -> None:
@@ -295,7 +295,7 @@ class Lifecycle:
             from mx_rmq.worker.lifespan import Lifespan  # imported here: a pure producer does not need it
             from mx_rmq.worker.worker import Worker
 
-            lifespan = Lifespan(self._lifespan)
+            lifespan = Lifespan(self._lifespan, self._config.name)
             await lifespan.open()
             worker = Worker(
                 self._config,
@@ -350,7 +350,7 @@ class Lifecycle:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         try:
             starting = self.start()
-            starting.remove_done_callback(_tell_failure)  # raised below
+            starting.remove_done_callback(self._tell_failure)  # raised below
             await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 await starting
@@ -387,10 +387,10 @@ class Lifecycle:
         """The topics that a worker here serves, or is about to."""
         return self._handlers.keys() if isinstance(self.work, Starting | Running) else ()
 
-
-def _tell_failure(starting: asyncio.Task[None]) -> None:
-    """Report a failed start as an event, since it may be that no caller awaits the task."""
-    if not starting.cancelled() and (error := starting.exception()) is not None:
-        known = isinstance(error, MxRmqError)  # any other comes from the lifespan
-        text = str(error) if known else describe(error)
-        events.emit(events.WorkerNotStarted(error=text), None if known else error)
+    def _tell_failure(self, starting: asyncio.Task[None]) -> None:
+        """Report a failed start as an event, since it may be that no caller awaits the task."""
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            known = isinstance(error, MxRmqError)  # any other comes from the lifespan
+            text = str(error) if known else describe(error)
+            failed = events.WorkerNotStarted(queue=self._config.name, error=text)
+            events.emit(failed, None if known else error)

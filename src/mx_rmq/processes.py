@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from mx_rmq.checks import check_whole
+from mx_rmq.checks import check_installed, check_whole
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
 from mx_rmq.message import describe
@@ -31,7 +31,7 @@ _finding: list[str] = []
 """The queues that are being imported now."""
 
 
-def run(queue: RedisMessageQueue, *, until_idle: bool = False) -> None:
+def run(queue: RedisMessageQueue, *, until_idle: bool = False, metrics_port: int | None = None) -> None:
     """Run a queue's worker until SIGTERM or SIGINT, on uvloop where it is installed.
 
     Where the program has not configured logging, what happens is written to standard error.
@@ -39,16 +39,25 @@ def run(queue: RedisMessageQueue, *, until_idle: bool = False) -> None:
     Args:
         queue: which.
         until_idle: return also when nothing is pending, running or due in the topics handled here.
+        metrics_port: where to serve ``/metrics``, ``/livez`` and ``/readyz``; None for nowhere.
     """
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(queue.run(until_idle=until_idle))
+            runner.run(_work(queue, until_idle, metrics_port))
         except MxRmqError as error:
             raise error.with_traceback(None) from None  # what to do is in its text; the frames are ours
 
 
-def run_processes(queue: str, processes: int) -> int:
+async def _work(queue: RedisMessageQueue, until_idle: bool, metrics_port: int | None) -> None:
+    if metrics_port is None:
+        await queue.run(until_idle=until_idle)
+    else:
+        async with queue.serve_metrics(metrics_port):
+            await queue.run(until_idle=until_idle)
+
+
+def run_processes(queue: str, processes: int, *, metrics_port: int | None = None) -> int:
     """Run a queue's worker in several processes until SIGTERM or SIGINT.
 
     A process that dies is replaced. Each process imports the queue itself, so nothing is shared.
@@ -56,11 +65,16 @@ def run_processes(queue: str, processes: int) -> int:
     Args:
         queue: where to import it from, as ``package.module:name``.
         processes: how many.
+        metrics_port: where the first process serves its metrics, as in ``run``. The second one has the next
+            port, and so on; a process that replaces another has its port. None for nowhere.
 
     Returns:
         0 if all ended well after the signal, else 1.
     """
     check_whole("processes", processes, 1)
+    check_whole("metrics_port", metrics_port, 1, 65536 - processes, none="no metrics")
+    if metrics_port is not None:
+        check_installed("prometheus_client", "metrics")
     if queue.startswith("__main__:"):
         raise ConfigError("the processes cannot import __main__; put the queue into a module of its own")
     if _finding:
@@ -75,7 +89,7 @@ def run_processes(queue: str, processes: int) -> int:
             "use embedded:///path, which they share"
         )
     configure()
-    return _Supervisor(queue, processes).run()
+    return _Supervisor(queue, processes, metrics_port).run()
 
 
 def find_queue(where: str) -> RedisMessageQueue:
@@ -111,12 +125,13 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-def child(lifeline: int, where: str) -> None:
+def child(lifeline: int, where: str, metrics_port: int | None = None) -> None:
     """Run a queue's worker in a process of ``run_processes``.
 
     Args:
         lifeline: a socket whose other end the supervisor holds: it ends with the supervisor.
         where: the queue.
+        metrics_port: as for ``run``.
     """
     # Ctrl-C reaches every process of the terminal; this one obeys only the SIGTERM of the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -125,7 +140,7 @@ def child(lifeline: int, where: str) -> None:
         line.set_inheritable(False)
         threading.Thread(target=_follow, args=[line], daemon=True).start()
         try:
-            run(find_queue(where))
+            run(find_queue(where), metrics_port=metrics_port)
         except Exception as error:
             line.sendall(describe(error).encode())
             raise
@@ -142,19 +157,20 @@ _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from mx_rmq.processes import child
-child(int(sys.argv[2]), sys.argv[3])
+child(int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
 """
 
 
 class _Process:
     """A worker process, and a line to it that ends with it."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, metrics_port: int | None) -> None:
+        self.metrics_port = metrics_port
         self.line, theirs = socket.socketpair()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child starts with it blocked
         try:
             with theirs:
-                arguments = [json.dumps(sys.path), str(theirs.fileno()), where]
+                arguments = [json.dumps(sys.path), str(theirs.fileno()), where, json.dumps(metrics_port)]
                 # Not multiprocessing: it would run the main module again, guarded or not.
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _CHILD, *arguments], pass_fds=[theirs.fileno()]
@@ -187,8 +203,9 @@ class _Process:
 
 
 class _Supervisor:
-    def __init__(self, queue: str, processes: int) -> None:
+    def __init__(self, queue: str, processes: int, metrics_port: int | None = None) -> None:
         self._queue = queue
+        self._metrics_port = metrics_port
         self._count = processes
         self._running: list[_Process] = []
         self._signals = 0
@@ -201,8 +218,8 @@ class _Supervisor:
         }
         worst = 0
         try:
-            for _ in range(self._count):
-                self._start()
+            for number in range(self._count):
+                self._start(None if self._metrics_port is None else self._metrics_port + number)
             while self._running:
                 select.select([process.line for process in self._running], [], [], 1.0)
                 time.sleep(0.01)  # its line ends a moment before the process does
@@ -213,8 +230,8 @@ class _Supervisor:
                 signal.signal(number, handler)
         return worst
 
-    def _start(self) -> None:
-        process = _Process(self._queue)
+    def _start(self, metrics_port: int | None) -> None:
+        process = _Process(self._queue, metrics_port)
         self._running.append(process)
         if self._signals:  # a signal came while it was starting
             process.terminate()
@@ -236,7 +253,7 @@ class _Supervisor:
         if not lasting:
             time.sleep(1.0)
         if not self._signals:
-            self._start()
+            self._start(process.metrics_port)
         return 0
 
     def _on_signal(self, number: int, _: object) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from mx_rmq.cli.completion import Topic
 from mx_rmq.cli.connecting import opened, place_of
 from mx_rmq.cli.files import new_file
 from mx_rmq.cli.long_work import long_work
@@ -53,7 +54,7 @@ async def show_topics(*, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def pause(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Stop the delivery of a topic; what runs goes on, what is produced waits.
 
     Args:
@@ -66,7 +67,7 @@ async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def resume(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Deliver a paused topic again.
 
     Args:
@@ -80,7 +81,7 @@ async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 @topic.command
 async def purge(
-    name: str,
+    name: Topic,
     /,
     *,
     export_to: Annotated[str | None, Parameter(name="--export")] = None,

@@ -8,7 +8,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.events import KINDS, MessageCompleted, MessageRetried, listen
+from mx_rmq.events import KINDS, MessageRetried, listen
 
 if TYPE_CHECKING:
     from mx_rmq.events import Event
@@ -54,8 +54,8 @@ def _is_text(exception: BaseException) -> bool:
 
 
 def listen_to_all() -> None:
-    """Log every kind of event, except completions: they would be most of the log."""
-    listen(write, *(kind for kind in KINDS if kind is not MessageCompleted))
+    """Log every kind of event, except the frequent ones: they would be most of the log."""
+    listen(write, *(kind for kind in KINDS if not kind.is_frequent))
 
 
 def configure(level: int = logging.INFO) -> None:

@@ -62,6 +62,8 @@ class Queries:
         self._store = store
         self._commands: Commands = store.commands
         self._keys = store.keys
+        self.queue = store.keys.queue
+        """The queue's name."""
         self._now = store.now
 
     async def counts(self) -> Counts:
@@ -171,6 +173,13 @@ class Queries:
         """The topics that are known."""
         return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
 
+    async def topic_names(self) -> set[str]:
+        """The names of the topics that are known or paused, without those from other programs."""
+        known, paused = await asyncio.gather(
+            self._read("SMEMBERS", "topics"), self._read("SMEMBERS", "paused")
+        )
+        return {name.decode() for name in {*known, *paused} if is_label(name)}
+
     async def knows(self, topic: str) -> bool:
         """Whether a topic was produced to, or is paused."""
         return any(
@@ -195,6 +204,10 @@ class Queries:
             return self._now() / 1e6
         seconds, us = await self._command("TIME")
         return int(seconds) + int(us) / 1e6
+
+    async def ping(self) -> None:
+        """Make one round trip, with a command that every documented right includes."""
+        await self._command("TIME")
 
     async def message(self, id_: str) -> Live | None:
         """A live message, None if there is none.
