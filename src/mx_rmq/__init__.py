@@ -24,10 +24,13 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
+from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, QueueOptions
+    from mx_rmq.health import Health, ShardHealth
     from mx_rmq.message import Message, PastAttempt
+    from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
@@ -46,9 +49,8 @@ if TYPE_CHECKING:
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
-__version__ = "2.0.0a1"
-
 __all__ = [
+    "AsgiApp",
     "AuditReport",
     "BatchHandler",
     "CallNext",
@@ -64,6 +66,7 @@ __all__ = [
     "EmbeddedServerError",
     "Finding",
     "Handler",
+    "Health",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -97,6 +100,7 @@ __all__ = [
     "RetryEvent",
     "RetryLater",
     "ServerUnavailable",
+    "ShardHealth",
     "StoreError",
     "Stored",
     "SyncProducer",
@@ -114,7 +118,9 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers get these names from the imports above
     _HOMES = {
         "mx_rmq.config": "Config QueueOptions",
+        "mx_rmq.health": "Health ShardHealth",
         "mx_rmq.message": "Message PastAttempt",
+        "mx_rmq.observing.asgi": "AsgiApp",
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",

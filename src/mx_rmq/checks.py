@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from datetime import timedelta
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -196,3 +197,13 @@ def shown(value: object) -> str:
 def is_number(value: object) -> bool:
     """Whether this is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Refuse to go on without a package of an extra.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(f'{package} is not installed; pip install "mx-rmq[{extra}]"')

@@ -287,7 +287,7 @@ class Lifecycle:
             return work.task
         task = session.loop.create_task(self._start(session, work))
         session.work = Starting(task, work)
-        task.add_done_callback(_tell_failure)
+        task.add_done_callback(self._tell_failure)
         return task
 
     async def _start(self, session: _Session, before: Idle | Running | Stopping) -> None:
@@ -298,7 +298,7 @@ class Lifecycle:
             from mx_rmq.worker.lifespan import Lifespan  # imported here: a pure producer does not need it
             from mx_rmq.worker.worker import Worker
 
-            lifespan = Lifespan(self._lifespan)
+            lifespan = Lifespan(self._lifespan, self._config.name)
             await lifespan.open()
             worker = Worker(
                 self._config,
@@ -365,7 +365,7 @@ class Lifecycle:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
         try:
             starting = self.start()
-            starting.remove_done_callback(_tell_failure)  # raised below
+            starting.remove_done_callback(self._tell_failure)  # raised below
             await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 await starting
@@ -404,6 +404,14 @@ class Lifecycle:
             return ()
         return self._handlers.keys() if self._topics is None else self._topics
 
+    def _tell_failure(self, starting: asyncio.Task[None]) -> None:
+        """Report a failed start as an event, since it may be that no caller awaits the task."""
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            known = isinstance(error, MxRmqError)  # any other comes from the lifespan
+            text = str(error) if known else describe(error)
+            failed = events.WorkerNotStarted(queue=self._config.name, error=text)
+            events.emit(failed, None if known else error)
+
 
 def chosen(
     handlers: Mapping[str, Handler[..., Any]], topics: Collection[str] | None
@@ -425,11 +433,3 @@ def chosen(
             hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(handlers))}"
             raise NoHandler(f"there is no handler for the topic {topic!r}; {hint}")
     return {topic: handlers[topic] for topic in topics}
-
-
-def _tell_failure(starting: asyncio.Task[None]) -> None:
-    """Report a failed start as an event, since it may be that no caller awaits the task."""
-    if not starting.cancelled() and (error := starting.exception()) is not None:
-        known = isinstance(error, MxRmqError)  # any other comes from the lifespan
-        text = str(error) if known else describe(error)
-        events.emit(events.WorkerNotStarted(error=text), None if known else error)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mx_rmq.checks import check_whole
+from mx_rmq.checks import check_installed, check_whole
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
 from mx_rmq.lifecycle import chosen
@@ -58,6 +58,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Serve only these; None for all that have a handler."""
     until_idle: bool = False
     """End when nothing is left to do now."""
+    metrics_port: int | None = None
+    """Where the first process serves its metrics; the others have the ports after it. None for nowhere."""
     log: Style | None = None
     """How log lines look; None as for ``run``."""
     level: int = logging.INFO
@@ -77,7 +79,13 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.kind}: {first}" if first else self.kind
 
 
-def run(queue: RedisMessageQueue, *, until_idle: bool = False, topics: Collection[str] | None = None) -> None:
+def run(
+    queue: RedisMessageQueue,
+    *,
+    until_idle: bool = False,
+    topics: Collection[str] | None = None,
+    metrics_port: int | None = None,
+) -> None:
     """Run a queue's worker until SIGTERM or SIGINT, on uvloop where it is installed.
 
     Where the program has not configured logging, what happens is written to standard error.
@@ -86,13 +94,24 @@ def run(queue: RedisMessageQueue, *, until_idle: bool = False, topics: Collectio
         queue: which.
         until_idle: return also when nothing is pending, running or due in the topics handled here.
         topics: serve only these; None for all that have a handler.
+        metrics_port: where to serve ``/metrics``, ``/livez`` and ``/readyz``; None for nowhere.
     """
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(queue.run(until_idle=until_idle, topics=topics))
+            runner.run(_work(queue, until_idle, topics, metrics_port))
         except MxRmqError as error:
             raise error.with_traceback(None) from None  # what to do is in its text; the frames are ours
+
+
+async def _work(
+    queue: RedisMessageQueue, until_idle: bool, topics: Collection[str] | None, metrics_port: int | None
+) -> None:
+    if metrics_port is None:
+        await queue.run(until_idle=until_idle, topics=topics)
+    else:
+        async with queue.serve_metrics(metrics_port):
+            await queue.run(until_idle=until_idle, topics=topics)
 
 
 def run_with(queue: RedisMessageQueue, options: WorkerOptions) -> None:
@@ -100,10 +119,15 @@ def run_with(queue: RedisMessageQueue, options: WorkerOptions) -> None:
     if options.log is not None:
         configure_program(options.log, options.level)
     with queue.override(options.url, name=options.name, concurrency=options.concurrency):
-        run(queue, until_idle=options.until_idle, topics=options.topics)
+        run(
+            queue,
+            until_idle=options.until_idle,
+            topics=options.topics,
+            metrics_port=options.metrics_port,
+        )
 
 
-def run_processes(queue: str, processes: int) -> int:
+def run_processes(queue: str, processes: int, *, metrics_port: int | None = None) -> int:
     """Run a queue's worker in several processes until SIGTERM or SIGINT.
 
     A process that dies is replaced. Each process imports the queue itself, so nothing is shared.
@@ -111,16 +135,21 @@ def run_processes(queue: str, processes: int) -> int:
     Args:
         queue: where to import it from, as ``package.module:name``.
         processes: how many.
+        metrics_port: where the first process serves its metrics, as in ``run``. The second one has the next
+            port, and so on; a process that replaces another has its port. None for nowhere.
 
     Returns:
         0 if all ended well after the signal, else 1.
     """
-    return run_processes_with(WorkerOptions(queue=queue), processes)
+    return run_processes_with(WorkerOptions(queue=queue, metrics_port=metrics_port), processes)
 
 
 def run_processes_with(options: WorkerOptions, processes: int) -> int:
     """Run ``run_processes`` with options of a program in place of the queue's own."""
     check_whole("processes", processes, 1)
+    check_whole("metrics_port", options.metrics_port, 1, 65536 - processes, none="no metrics")
+    if options.metrics_port is not None:
+        check_installed("prometheus_client", "metrics")
     if options.queue.startswith("__main__:"):
         raise ConfigError("the processes cannot import __main__; put the queue into a module of its own")
     if _finding:
@@ -276,10 +305,14 @@ class Process:
 
     Args:
         options: what it runs; they go over the line, since the URL may hold a password.
+        number: which of the processes it is, from 0.
         output: a file for what it prints and logs; None for ours.
     """
 
-    def __init__(self, options: WorkerOptions, output: int | None = None) -> None:
+    def __init__(self, options: WorkerOptions, number: int, output: int | None = None) -> None:
+        self.number = number
+        if options.metrics_port is not None:
+            options = msgspec.structs.replace(options, metrics_port=options.metrics_port + number)
         self.line, theirs = socket.socketpair()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child starts with it blocked
         try:
@@ -369,11 +402,11 @@ class Supervisor:
         """Do what is to be done at every turn."""
 
     def _start_all(self) -> None:
-        for _ in range(self._count):
-            self._start()
+        for number in range(self._count):
+            self._start(number)
 
-    def _start(self) -> None:
-        process = Process(self._options, self._output)
+    def _start(self, number: int) -> None:
+        process = Process(self._options, number, self._output)
         self._running.append(process)
         if self._signals:  # a signal came while it was starting
             process.terminate()
@@ -398,7 +431,7 @@ class Supervisor:
         if not lasting:
             time.sleep(1.0)
         if not self._signals:
-            self._start()
+            self._start(process.number)
         return 0
 
     def _on_signal(self, number: int, _: object) -> None:

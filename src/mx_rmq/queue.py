@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
-from mx_rmq.checks import check_seconds, check_topic, refusal, refuse_unknown
+from mx_rmq.checks import (
+    check_installed,
+    check_seconds,
+    check_topic,
+    check_whole,
+    refusal,
+    refuse_unknown,
+)
 from mx_rmq.config import Config
 from mx_rmq.errors import ConfigError, NotDurable
-from mx_rmq.lifecycle import Lifecycle
+from mx_rmq.lifecycle import Lifecycle, Running
 from mx_rmq.observing import logs
+from mx_rmq.observing.asgi import serving
+from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.health import read_health
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.topics import Topics, queue_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
-from mx_rmq.producing.middleware import around
+from mx_rmq.producing.middleware import around, around_many
 from mx_rmq.producing.options import (
     check_options,
+    check_payloads,
     checked_headers,
     messages,
     refuse_one_id,
@@ -31,13 +43,15 @@ from mx_rmq.storage.locate import Address
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from mx_rmq.checks import Duration
     from mx_rmq.config import Durability, QueueOptions
+    from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
+    from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
     from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
@@ -202,14 +216,15 @@ class RedisMessageQueue:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        checked = check_options(self.config, topic, **options)
-        handler = self._handlers.get(topic)
-        made = messages(checked, payloads, None if handler is None else handler.fitting)
-        producer = await self._producer()
-        if self._produce_layers:
-            one = around(self._produce_layers, self._produce)
-            return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
-        return await producer.chunks.send(topic, made)
+        if not self._produce_layers:
+            return await self._produce_many(topic, payloads, options)
+        check_options(self.config, topic, **options)
+        check_payloads(payloads)
+        whole = around_many(self._produce_layers, self._produce_many)
+        if whole is not None:
+            return await whole(topic, payloads, options)
+        one = around(self._produce_layers, self._produce)
+        return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
         """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
@@ -232,6 +247,15 @@ class RedisMessageQueue:
             return await producer.produce(topic, message)
         except NotDurable as error:
             raise error.of(message.id) from None
+
+    async def _produce_many(
+        self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
+    ) -> Receipts:
+        """Produce many without middleware."""
+        checked = check_options(self.config, topic, **options)
+        handler = self._handlers.get(topic)
+        made = messages(checked, payloads, None if handler is None else handler.fitting)
+        return await (await self._producer()).chunks.send(topic, made)
 
     def _fitting(self, topic: str, payload: Any) -> Any:
         """A payload that the topic's handler accepts, if that is registered here."""
@@ -485,6 +509,84 @@ class RedisMessageQueue:
     async def workers(self) -> Workers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
+
+    # -- observing
+
+    async def health(self) -> Health:
+        """How this process is: its servers, its worker and its event loop. It never raises.
+
+        It takes 3 s at most, while a server does not answer.
+        """
+        shards = None if self._lifecycle.producer is None else self._lifecycle.shards
+        return await read_health(self.config.name, shards, self._worker_health())
+
+    def health_app(self, *, worker: bool = True) -> AsgiApp:
+        """An ASGI application: ``/livez`` and ``/readyz`` answer 200 or 503 and the facts of ``health()``.
+
+        Args:
+            worker: whether the process is ready only while a worker runs in it.
+        """
+        return health_app(self.health, worker=worker)
+
+    def metrics_app(self, registry: Any = None) -> AsgiApp:
+        """An ASGI application that answers with metrics for Prometheus; needs the extra ``metrics``.
+
+        Events are counted from this call on. ``close()`` of the application ends that.
+
+        Args:
+            registry: of prometheus-client, whose metrics are part of the answer, such as
+                ``prometheus_client.REGISTRY``.
+
+        Raises:
+            ConfigError: prometheus-client is not installed.
+        """
+        check_installed("prometheus_client", "metrics")
+        from mx_rmq.observing.metrics import Figures, Metrics  # imported here: it needs the extra
+
+        async def look() -> Figures:
+            inspector = Inspector(self._lifecycle.shards)
+            return Figures(*await asyncio.gather(inspector.counts(), inspector.workers()))
+
+        return Metrics(self.config.name, look, self._worker_health, self._handlers.keys(), registry)
+
+    @asynccontextmanager
+    async def serve_metrics(
+        self,
+        port: int,
+        *,
+        host: str = "0.0.0.0",  # noqa: S104 - as every exporter does: Prometheus and probes are elsewhere
+        registry: Any = None,
+    ) -> AsyncIterator[int]:
+        """Serve ``/metrics``, ``/livez`` and ``/readyz`` over HTTP inside ``async with``; yields the port.
+
+        For a worker without a web server. It runs in this event loop, so a blocked loop fails the probes.
+
+        Args:
+            port: where; 0 takes a free one.
+            host: the address to listen at.
+            registry: as for ``metrics_app``.
+
+        Raises:
+            ConfigError: the port cannot be used, or prometheus-client is not installed.
+        """
+        check_whole("port", port, 0, 65535)
+        metrics, probes = self.metrics_app(registry), self.health_app()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            is_metrics = scope["path"].rstrip("/") in ("", "/metrics")
+            await (metrics if is_metrics else probes)(scope, receive, send)
+
+        try:
+            async with serving(app, host, port) as number:
+                yield number
+        finally:
+            metrics.close()
+
+    def _worker_health(self) -> WorkerHealth | None:
+        work = self._lifecycle.work
+        return work.worker.vitals.read() if isinstance(work, Running) else None
+
+    # -- operating topics
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""

@@ -20,15 +20,15 @@ PACKAGE = ROOT / "src" / "mx_rmq"
 LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
     frozenset(layer.split())
     for layer in (
-        "errors limits",
-        "checks events message payloads raised receipt retry config produce_options tables traces",
+        "errors limits version",
+        "checks events health message payloads raised receipt retry config produce_options tables traces",
         "storage",
         "producing worker operating observing",
         "lifecycle override signals",
         "queue",
         "processes",
         "__init__",
-        "demo testing cli",
+        "demo otel testing cli",
         "__main__",
     )
 )

@@ -16,6 +16,9 @@ from tests.project.pages import ROOT, blocks, section
 from tests.project.test_mx import load
 from tests.project.test_programs import check_quick_start
 
+MODULES = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+"""Packages that are imported by another name."""
+
 
 def install_lines() -> list[str]:
     return [line for block in blocks(section("README.md", "Install")) for line in block.splitlines()]
@@ -39,7 +42,7 @@ def test_every_extra_installs_something_that_is_used() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     for requirement in (each for name, wanted in extras.items() if name != "all" for each in wanted):
-        package = re.split(r"[^\w-]", requirement)[0]
+        package = MODULES.get(name := re.split(r"[^\w-]", requirement)[0], name)
         assert re.search(rf'^\s*(import|from) {package}\b|find_spec\("{package}"\)', code, re.MULTILINE), (
             package
         )

@@ -8,23 +8,23 @@ import re
 from pathlib import Path
 
 import mx_rmq
-from mx_rmq import DeadLetters, RedisMessageQueue
+from mx_rmq import DeadLetters, RedisMessageQueue, events
 
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadGroup DeadGroups
-    DeadLetter DeadLetters EmbeddedServerError Finding Handler InvalidName InvalidPayload JsonFormatter
+    AsgiApp AuditReport BatchHandler CallNext Config ConfigError Context Counts DeadEvent DeadGroup DeadGroups
+    DeadLetter DeadLetters EmbeddedServerError Finding Handler Health InvalidName InvalidPayload JsonFormatter
     LeaseLost Load Message MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler
     NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt
     ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions Receipt RedisMessageQueue
-    Reject Retry RetryEvent RetryLater ServerUnavailable StoreError Stored SyncProducer TopicCounts
-    UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
+    Reject Retry RetryEvent RetryLater ServerUnavailable ShardHealth StoreError Stored SyncProducer
+    TopicCounts UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts dlq drain explain find handler has_produce_middleware list middleware
-    on_dead on_retry open override pause produce produce_many produce_middleware purge queues resume run
-    start stop sync workers
+    audit cancel close config counts dlq drain explain find handler has_produce_middleware health
+    health_app list metrics_app middleware on_dead on_retry open override pause produce produce_many
+    produce_middleware purge queues resume run serve_metrics start stop sync workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
@@ -42,6 +42,12 @@ def test_the_exported_names_are_these() -> None:
 def test_the_front_door_has_these_methods() -> None:
     queue = RedisMessageQueue("embedded://")
     assert {name for name in dir(queue) if not name.startswith("_")} == set(QUEUE.split())
+
+
+def test_the_module_of_events_has_every_kind_and_what_listeners_need() -> None:
+    """``from mx_rmq import events`` is public: users listen to what happens."""
+    kinds = [kind.__name__ for kind in events.KINDS]
+    assert sorted(events.__all__) == sorted([*kinds, "KINDS", "Event", "Listener", "emit", "heard", "listen"])
 
 
 def test_the_options_are_these() -> None:

@@ -10,7 +10,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
-from mx_rmq.events import KINDS, MessageCompleted, MessageRetried, listen
+from mx_rmq.events import KINDS, MessageRetried, listen
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -61,8 +61,8 @@ def _is_text(exception: BaseException) -> bool:
 
 
 def listen_to_all() -> None:
-    """Log every kind of event, except completions: they would be most of the log."""
-    listen(write, *(kind for kind in KINDS if kind is not MessageCompleted))
+    """Log every kind of event, except the frequent ones: they would be most of the log."""
+    listen(write, *(kind for kind in KINDS if not kind.is_frequent))
 
 
 def configure(level: int = logging.INFO) -> None:

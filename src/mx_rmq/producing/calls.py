@@ -6,8 +6,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from mx_rmq.errors import NotDurable
+from mx_rmq.events import MessagesProduced, emit, heard
 from mx_rmq.producing.ids import new_id
-from mx_rmq.receipt import Receipt
+from mx_rmq.receipt import Receipt, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +50,15 @@ class Calls:
                 stored = await produce(topic, messages, producer=producer, call=call)
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
+            if heard(MessagesProduced):
+                self.tell(topic, stored)
             return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
 
         return send
+
+    def tell(self, topic: str, stored: Sequence[Stored]) -> None:
+        """Emit the event of a call that was answered."""
+        new = stored.count(Stored.STORED)
+        emit(
+            MessagesProduced(queue=self._config.name, topic=topic, messages=new, duplicates=len(stored) - new)
+        )

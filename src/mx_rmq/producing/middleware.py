@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
-    from mx_rmq.produce_options import ProduceOptions
+    from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
     from mx_rmq.receipt import Receipt
 
 
@@ -18,8 +19,21 @@ class ProduceNext(Protocol):
         """Produce; *options* holds at least those that were given."""
 
 
+class ProduceManyNext(Protocol):
+    """The rest of a ``produce_many``."""
+
+    def __call__(
+        self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions, /
+    ) -> Awaitable[list[Receipt]]:
+        """Produce all of them."""
+
+
 class ProduceMiddleware(Protocol):
-    """A layer around every produce."""
+    """A layer around every produce.
+
+    A layer may have a method ``many(call_next, topic, payloads, options)`` too, for a whole ``produce_many``.
+    If every layer has one, it stays one; otherwise its messages are produced one by one.
+    """
 
     def __call__(
         self, call_next: ProduceNext, topic: str, payload: Any, options: ProduceOptions, /
@@ -32,6 +46,17 @@ def around(layers: Sequence[ProduceMiddleware], last: ProduceNext) -> ProduceNex
     call = last
     for layer in reversed(layers):
         call = _bind(layer, call)
+    return call
+
+
+def around_many(layers: Sequence[ProduceMiddleware], last: ProduceManyNext) -> ProduceManyNext | None:
+    """Put layers around a whole ``produce_many``; None if one of them takes only single messages."""
+    call = last
+    for layer in reversed(layers):
+        many = getattr(layer, "many", None)
+        if many is None:
+            return None
+        call = partial(many, call)
     return call
 
 

@@ -208,9 +208,18 @@ def messages(
     Raises:
         ConfigError: *payloads* is no iterable of payloads, but one payload.
     """
+    check_payloads(payloads)
+    return _numbered(options.message, payloads, fit)
+
+
+def check_payloads(payloads: Any) -> None:
+    """Refuse one payload where an iterable of payloads must be.
+
+    Raises:
+        ConfigError: says so.
+    """
     if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
         raise refusal("payloads", "an iterable with one payload per message", payloads)
-    return _numbered(options.message, payloads, fit)
 
 
 def _numbered(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
-from mx_rmq.producing.middleware import around
+from mx_rmq.producing.middleware import around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.receipt import Receipt
 from mx_rmq.storage.availability import Availability
@@ -24,7 +25,7 @@ from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config, Durability
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Commands, NewStore
 
+
+R = TypeVar("R")
 
 _USER: Final = "producer"
 """How the server's availability knows producers."""
@@ -62,7 +65,7 @@ class SyncProducer:
         self._stores: list[dict[Durability, Store]] = []
         self._connections: list[BlockingConnections] = []
         self._calls = Calls(config)
-        self._availability = Availability(config.shown_url)
+        self._availability = Availability(config.shown_url, config.name)
         self._names: list[str] = []
         """Producer names that have no call under way."""
         self._new_store: NewStore = Store
@@ -84,8 +87,24 @@ class SyncProducer:
         refuse_unknown_options(options)
         refuse_one_id(options)
         if self._layers:
+            stored: list[str] = []
+
+            async def last(topic: str, payloads: Iterable[Any], options: ProduceManyOptions) -> list[Receipt]:
+                receipts = self._produce_many(topic, payloads, options)
+                stored.extend(receipts)
+                return receipts
+
+            whole = around_many(self._layers, last)
+            if whole is not None:
+                return self._through(whole(topic, payloads, options), stored)
             one = self._produce_through
             return [one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
+        return self._produce_many(topic, payloads, options)
+
+    def _produce_many(
+        self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
+    ) -> list[Receipt]:
+        """Produce many without middleware."""
         receipts: list[Receipt] = []
         chunk: list[NewMessage] = []
         checked = check_options(self._config, topic, **options)
@@ -108,7 +127,7 @@ class SyncProducer:
         """Use another server from now on; the connections to this one are closed."""
         self.close()
         self._config, self._address, self._new_store = config, address, new_store
-        self._availability = Availability(config.shown_url)
+        self._availability = Availability(config.shown_url, config.name)
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -125,8 +144,13 @@ class SyncProducer:
             stored.append(receipt)
             return receipt
 
-        async def produce() -> Receipt:
-            return await around(self._layers, last)(topic, payload, options)
+        return self._through(around(self._layers, last)(topic, payload, options), stored)
+
+    def _through(self, call: Awaitable[R], stored: Sequence[str] = ()) -> R:
+        """Run a call through the middleware; *stored* has what the call stored before it failed."""
+
+        async def produce() -> R:
+            return await call
 
         try:
             return run_blocking(produce())
@@ -170,6 +194,8 @@ class SyncProducer:
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
             self._availability.back(_USER)
+            if heard(MessagesProduced):
+                self._calls.tell(topic, stored)
             return stored
 
     def _on_failure(self, error: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Final
 
-from mx_rmq.events import ServerBack, ServerUnavailable, emit
+from mx_rmq.events import ServerBack, ServerReconnected, ServerUnavailable, emit
 
 _AGAIN: Final = 60.0
 """Seconds after which an outage that lasts is told again."""
@@ -18,10 +18,12 @@ class Availability:
 
     Args:
         server: how events call it.
+        queue: whose server it is.
     """
 
-    def __init__(self, server: str) -> None:
-        self._server = server
+    def __init__(self, server: str, queue: str = "") -> None:
+        self.server = server
+        self.queue = queue
         self._since = 0.0
         self._told_at = 0.0
         self.away: set[str] = set()
@@ -36,14 +38,20 @@ class Availability:
         if not self._told_at or now - self._told_at >= _AGAIN:
             lasts = f"; for {now - self._since:.0f} s now" if self._told_at else ""
             self._told_at = now
-            emit(ServerUnavailable(server=self._server, error=f"{error}{lasts}; {remedy}"))
+            said = f"{error}{lasts}; {remedy}"
+            emit(ServerUnavailable(queue=self.queue, server=self.server, error=said))
 
     def back(self, user: str) -> None:
         """Note that a user can use the server again."""
         if user in self.away:
             self.away.discard(user)
             if not self.away:
-                emit(ServerBack(server=self._server, seconds=monotonic() - self._since))
+                seconds = monotonic() - self._since
+                emit(ServerBack(queue=self.queue, server=self.server, seconds=seconds))
+
+    def reconnected(self) -> None:
+        """Note that a connection that was lost is open again."""
+        emit(ServerReconnected(queue=self.queue, server=self.server))
 
     def leave(self, user: str) -> None:
         """Forget a user that has ended, without a word: what it last knew of the server is old."""

@@ -40,6 +40,7 @@ class Connection:
         waits: how many seconds longer a command may take because it asks the server to wait.
         revive: restarts a server that is gone, if possible, and returns its URL.
         on_demoted: called when the server has replied that it is no longer the primary.
+        on_reconnected: called when a connection that was lost is open again.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Connection:
         waits: float = 0.0,
         revive: Callable[[], str] | None = None,
         on_demoted: Callable[[Connection], None] | None = None,
+        on_reconnected: Callable[[], None] | None = None,
     ) -> None:
+        self._on_reconnected = on_reconnected
         self._url = url
         self._maker = connections(ConnectionPool, url, socket_connect_timeout=timeout)
         self._connect_timeout = timeout
@@ -146,8 +149,11 @@ class Connection:
         if self._connecting is not asyncio.current_task():  # a cancelled connect may still return
             wire.lose("closed")
             raise ServerUnavailable("the connection was closed")
+        again = self._wire is not None
         self._wire = wire
         self._made += 1
+        if again and self._on_reconnected is not None:
+            self._on_reconnected()
         return wire
 
     async def _open(self) -> asyncio.StreamWriter:
@@ -196,6 +202,7 @@ class Connection:
         """Close the connection; a later command opens it again, unless it is *for_good*."""
         self._gone = self._gone or for_good
         self.lose("closed")
+        self._wire = None
         if (attempt := self._connecting) is not None:
             self._connecting = None
             attempt.cancel()

@@ -10,7 +10,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.message import LANES
-from mx_rmq.tables import ago, block, iso, plain_fields, table, utc
+from mx_rmq.tables import ago, block, iso, one_line, plain_fields, table, utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,6 +52,20 @@ class WorkerFacts:
     """How many messages of a topic it runs at once, where that is not its concurrency."""
     load: dict[str, Load] = field(default_factory=dict)
     """What it has, by topic; at most half a second old while it changes."""
+    host: str = ""
+    version: str = ""
+    """Its version of mx-rmq; empty for one that does not say this yet, like what follows."""
+    loop_lag: float = 0.0
+    """The longest that its event loop was late in the ten seconds before it was seen."""
+    claimed_at: float | None = None
+    """When the server last answered a claim of it, with messages or without; None before the first."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with it, in its own words: it lives but does not consume."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages it has: running or held."""
+        return self.running + self.held
 
     @property
     def running(self) -> int:
@@ -65,7 +79,8 @@ class WorkerFacts:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; instants as ISO texts in UTC."""
-        return plain_fields(self) | {"running": self.running, "held": self.held}
+        load = {"running": self.running, "held": self.held, "in_flight": self.in_flight}
+        return plain_fields(self) | load
 
     def __str__(self) -> str:
         return block(
@@ -75,9 +90,14 @@ class WorkerFacts:
                 "held": self.held,
                 "at once": self.concurrency,
                 "topics": ", ".join(self.topics),
+                "host": self.host,
                 "pid": self.pid,
+                "version": self.version,
                 "started": utc(self.started_at),
                 "seen": utc(self.seen_at),
+                "claimed": None if self.claimed_at is None else utc(self.claimed_at),
+                "loop lag": f"{self.loop_lag * 1000:.0f} ms" if self.version else None,
+                "problems": "; ".join(self.problems),
             }
         )
 
@@ -87,7 +107,15 @@ class WorkerFacts:
         for topic, (running, held) in other.load.items():
             before = load.get(topic, Load())
             load[topic] = Load(before.running + running, before.held + held)
-        return replace(self, seen_at=max(self.seen_at, other.seen_at), load=load)
+        claims = [at for at in (self.claimed_at, other.claimed_at) if at is not None]
+        return replace(
+            self,
+            seen_at=max(self.seen_at, other.seen_at),
+            load=load,
+            loop_lag=max(self.loop_lag, other.loop_lag),
+            claimed_at=min(claims, default=None),
+            problems=tuple(dict.fromkeys(self.problems + other.problems)),
+        )
 
     def at_once(self, topic: str) -> float:
         """The most messages of a topic that it runs at once; ``inf`` if it does not say."""
@@ -113,8 +141,8 @@ class Workers(list[WorkerFacts]):
     def __str__(self) -> str:
         if not self:
             return "no live worker"
-        return table(
-            ("worker", "running", "held", "at once", "pid", "started", "seen", "topics"),
+        rows = table(
+            ("worker", "running", "held", "at once", "pid", "started", "seen", "claimed", "lag", "topics"),
             [
                 (
                     worker.name,
@@ -124,11 +152,15 @@ class Workers(list[WorkerFacts]):
                     worker.pid,
                     ago(worker.started_at or None, self.read_at),
                     ago(worker.seen_at, self.read_at),
+                    ago(worker.claimed_at, self.read_at),
+                    f"{worker.loop_lag * 1000:.0f} ms" if worker.version else None,
                     ", ".join(worker.topics),
                 )
                 for worker in self
             ],
         )
+        sick = (f"{each.name}: {one_line(problem, 200)}" for each in self for problem in each.problems)
+        return "\n".join((rows, *sick))
 
 
 def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFacts]) -> set[str]:

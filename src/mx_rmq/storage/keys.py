@@ -62,7 +62,7 @@ class Keys:
     """The keys of one queue, or of one shard of it; all in one cluster slot."""
 
     def __init__(self, queue: str, shard: int | None = None) -> None:
-        check_name("queue", queue)
+        self.queue: Final = check_name("queue", queue)
         tag = queue if shard is None else f"{queue}:{shard}"
         self.prefix: Final = f"mx-rmq:{{{tag}}}:"
         # Bounded: a long-lived producer may use many topics.

@@ -62,6 +62,8 @@ class Queries:
         self._store = store
         self._commands: Commands = store.commands
         self._keys = store.keys
+        self.queue = store.keys.queue
+        """The queue's name."""
         self._now = store.now
 
     async def counts(self) -> Counts:
@@ -195,6 +197,10 @@ class Queries:
             return self._now() / 1e6
         seconds, us = await self._command("TIME")
         return int(seconds) + int(us) / 1e6
+
+    async def ping(self) -> None:
+        """Make one round trip, with a command that every documented right includes."""
+        await self._command("TIME")
 
     async def message(self, id_: str) -> Live | None:
         """A live message, None if there is none.

@@ -40,13 +40,13 @@ async def check_server(
     try:
         info = await queries.info()
     except ResponseError as error:
-        emit(ServerNotChecked(error=str(error)))
+        emit(ServerNotChecked(queue=queries.queue, error=str(error)))
         return []
     kind = "valkey" if "valkey_version" in info else "redis"
     version = info.get(f"{kind}_version", "unknown")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not numbers:
-        emit(ServerNotChecked(error="the server's version is unknown"))
+        emit(ServerNotChecked(queue=queries.queue, error="the server's version is unknown"))
     elif numbers < _LEAST[kind]:
         least = ".".join(map(str, _LEAST[kind]))
         raise UnsafeServer(f"the server is {kind} {version}; mx-rmq needs {least} or later")
@@ -67,7 +67,7 @@ async def check_server(
     if problems and mode == "refuse":
         raise UnsafeServer("; ".join(problems))
     for problem in problems:
-        emit(ServerUnsafe(problem=problem))
+        emit(ServerUnsafe(queue=queries.queue, problem=problem))
     return problems
 
 
@@ -81,7 +81,7 @@ async def check_recovery(queries: Queries, *, lease: float) -> str:
         await queries.registered()
     except ResponseError as error:
         problem = f"messages of a vanished worker are recovered after their lease of {lease:g} s: {error}"
-        emit(RecoveryByLease(error=problem))
+        emit(RecoveryByLease(queue=queries.queue, error=problem))
         return problem
     return ""
 

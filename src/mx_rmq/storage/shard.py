@@ -47,7 +47,7 @@ class Shard:
     ) -> None:
         self.url = url
         self.keys = Keys(config.name, number)
-        self.availability = Availability(config.shown_url)
+        self.availability = Availability(config.shown_url, config.name)
         self._config = config
         self._revive = revive
         self._new_store = new_store
@@ -65,6 +65,7 @@ class Shard:
             waits=config.durability_timeout,
             revive=revive,
             on_demoted=self._leave,
+            on_reconnected=self.availability.reconnected,
         )
         self._stores: dict[Durability, Store] = {"memory": self.store}
 
@@ -86,6 +87,7 @@ class Shard:
             waits=longest,
             revive=self._revive,
             on_demoted=self._leave,
+            on_reconnected=self.availability.reconnected,
         )
         self._shared.add(connection)
         return connection

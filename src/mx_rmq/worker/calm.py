@@ -34,6 +34,7 @@ class Calm:
 
     def __init__(self, config: Config, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._queue = config.name
         # A lease keeper extends three times per lease, and one connection attempt may have to end first.
         self._wait = max(config.lease / 3, config.socket_timeout) + _SETTLING
         # A healthy lease has two thirds left, so none lapses within these times.
@@ -79,5 +80,5 @@ class Calm:
         elif not self._in_time_given:
             self._ahead.clear()
             self._until = now + self._wait
-            emit(RecoveryWaits(seconds=self._wait))
+            emit(RecoveryWaits(queue=self._queue, seconds=self._wait))
         self._answered_at, self._unavailable, self.refused = now, False, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
@@ -31,7 +32,7 @@ class Fetcher(Service):
     """
 
     def __init__(self, holdings: Holdings, ready: ReadyJobs, config: Config, worker: str) -> None:
-        super().__init__("fetcher", holdings.shard.availability)
+        super().__init__("fetcher", holdings.shard.availability, config.poll)
         self._worker = worker
         self._holdings = holdings
         self._store = holdings.shard.store
@@ -45,8 +46,10 @@ class Fetcher(Service):
         """The hot topics; the first one has waited longest."""
         self._doubtful: set[str] = set()
         """Topics whose last claim got no reply: it may have leased messages that are not in the holdings."""
-        self._failed: set[str] = set()
-        """Topics whose last claim was refused; each is reported once."""
+        self.refused: dict[str, str] = {}
+        """Topics whose last claim was refused, and why; each is reported once."""
+        self.claimed_at: float | None = None
+        """When a claim was last answered, by the loop's clock."""
         self._polled_at = self._loop.time()
 
     def look_at(self, topic: str) -> None:
@@ -91,12 +94,13 @@ class Fetcher(Service):
         except (StoreError, ResponseError) as error:  # refused: nothing was written, other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
-            if topic not in self._failed:
-                self._failed.add(topic)
-                events.emit(events.TopicFailed(topic=topic, error=str(error)))
+            if topic not in self.refused:
+                self.refused[topic] = str(error)
+                events.emit(events.TopicFailed(queue=self._config.name, topic=topic, error=str(error)))
             return False
         self._doubtful.discard(topic)
-        self._failed.discard(topic)
+        self.refused.pop(topic, None)
+        self.claimed_at = monotonic()
         self._holdings.set_clock(claim.now)
         self._hot.pop(topic)
         if claim.left:
@@ -107,6 +111,12 @@ class Fetcher(Service):
             for delivery in claim.deliveries
         ]
         self._holdings.jobs.update(jobs)
+        if jobs and events.heard(events.MessagesClaimed):
+            events.emit(
+                events.MessagesClaimed(
+                    queue=self._config.name, topic=topic, messages=len(jobs), worker=self._worker
+                )
+            )
         self._ready.offer(work, jobs)
         return bool(jobs) or claim.left > 0
 
@@ -116,7 +126,8 @@ class Fetcher(Service):
         try:
             leases = await Queries(self._store).leases(topic)
         except ResponseError as error:  # no right to read leases; they run out, and claiming goes on
-            events.emit(events.ClaimNotGivenBack(topic=topic, error=str(error)))
+            queue = self._config.name
+            events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=str(error)))
             return
         unknown = [
             Delivery(id_, topic, lease.token, b"", inf)
@@ -126,7 +137,8 @@ class Fetcher(Service):
         for start in range(0, len(unknown), BATCH):
             await self._store.release(topic, unknown[start : start + BATCH])
         if unknown:
-            events.emit(events.ClaimGivenBack(topic=topic, messages=len(unknown)))
+            queue = self._config.name
+            events.emit(events.ClaimGivenBack(queue=queue, topic=topic, messages=len(unknown)))
 
     def _has_room(self, topic: str) -> bool:
         return self._ready.room(self._ready.topics[topic]) > 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from mx_rmq.storage.shard import Shard
     from mx_rmq.worker.handlers import Handler
     from mx_rmq.worker.outcome import Verdict
+
+
+_MOST_LOSSES: Final = 1000
 
 
 class End(Enum):
@@ -41,6 +45,8 @@ class Holdings:
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
         self.stood_in = False
         """Whether the lease keeper's thread has ever settled something for the loop."""
+        self.losses: deque[float] = deque(maxlen=_MOST_LOSSES)
+        """When leases were lost, by the loop's clock."""
         self._server_ahead = 0.0
 
     def forget(self, jobs: Iterable[Job]) -> None:

@@ -76,9 +76,13 @@ class Hooks:
         on_dead: called with a ``DeadEvent``; the list may grow.
         on_retry: called with a ``RetryEvent``; the list may grow.
         threads: for plain functions.
+        queue: the queue's name, for events.
     """
 
-    def __init__(self, on_dead: Sequence[Hook], on_retry: Sequence[Hook], threads: Threads) -> None:
+    def __init__(
+        self, on_dead: Sequence[Hook], on_retry: Sequence[Hook], threads: Threads, queue: str
+    ) -> None:
+        self._queue = queue
         self._hooks: dict[type[Verdict], Sequence[Hook]] = {Died: on_dead, Again: on_retry}
         self._threads = threads
         self._waiting: deque[tuple[Delivery, Died | Again]] = deque()
@@ -134,8 +138,8 @@ class Hooks:
                 if inspect.isawaitable(result):
                     await result
         except BaseException as error:  # whatever it is, it must end neither this task nor the worker
-            failed = events.HookFailed(hook=_name(hook), topic=event.topic, id=event.message_id)
-            events.emit(failed, error)
+            topic, id_ = event.topic, event.message_id
+            events.emit(events.HookFailed(queue=self._queue, hook=_name(hook), topic=topic, id=id_), error)
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the worker stops
                 raise
@@ -143,12 +147,12 @@ class Hooks:
     def _skip(self) -> None:
         self._skipped += 1
         if self._skipped == 1:
-            events.emit(events.HooksSkipped(skipped=1, waiting=len(self._waiting)))
+            events.emit(events.HooksSkipped(queue=self._queue, skipped=1, waiting=len(self._waiting)))
 
     def _tell_skipped(self) -> None:
         """Report how many calls were left out, once the hooks have caught up or the worker stops."""
         if self._skipped and not self._waiting:
-            events.emit(events.HooksSkipped(skipped=self._skipped, waiting=0))
+            events.emit(events.HooksSkipped(queue=self._queue, skipped=self._skipped, waiting=0))
             self._skipped = 0
 
 

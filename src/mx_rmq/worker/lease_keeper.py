@@ -69,6 +69,7 @@ class LeaseKeeper:
     ) -> None:
         self._settlers = settlers
         self._ready = ready
+        self._queue = config.name
         self._lease = config.lease
         # In a loop that hangs longer than this, the lease of a handler without a timeout is not extended.
         self._longest_hang = max(config.patience, 4 * config.lease)
@@ -109,7 +110,7 @@ class LeaseKeeper:
                 if hangs:  # after the leases: while other threads compute, every call here is slow
                     self._stand_in()
             except Exception as error:
-                events.emit(events.ServiceFailed(service="leases"), error)
+                events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
                 due = monotonic() + min(third, _TICK)
             wait = max(0.0, min(_TICK, due - monotonic()))
         for keeper in self._keepers:
@@ -119,7 +120,8 @@ class LeaseKeeper:
         """Report once that this thread gets too little time: it shares the interpreter with the handlers."""
         slow = took > self._lease / 3
         if slow and not self._slow:
-            events.emit(events.LeasesSlow(seconds=round(took, 3), lease=self._lease))
+            slow_for = round(took, 3)
+            events.emit(events.LeasesSlow(queue=self._queue, seconds=slow_for, lease=self._lease))
         self._slow = slow
 
     def _stand_in(self) -> None:
@@ -137,7 +139,7 @@ class LeaseKeeper:
             keeper.stay_present()
         if done:
             seconds = round(monotonic() - silent_since, 1)
-            events.emit(events.LoopHangs(seconds=seconds, settled=dict(done)))
+            events.emit(events.LoopHangs(queue=self._queue, seconds=seconds, settled=dict(done)))
 
 
 class _Keeper:
@@ -155,6 +157,7 @@ class _Keeper:
         self._hooks = hooks
         self._presence = presence
         self._present_at = -inf
+        self._queue = config.name
         self._lease = config.lease
         self._patience = config.patience
         self._stopping = stopping
@@ -187,7 +190,7 @@ class _Keeper:
             answers = run_blocking(self._store.extend_together(self._connections, rows, lease=self._lease))
         except (ServerUnavailable, ConfigError) as error:
             if not self._away:
-                events.emit(events.LeasesNotExtended(error=str(error)))
+                events.emit(events.LeasesNotExtended(queue=self._queue, error=str(error)))
             self._away = True
             return False
         self._away = False
@@ -197,7 +200,7 @@ class _Keeper:
         for (topic, jobs), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):  # concerns one topic; the others are extended
                 if topic not in self._failed:
-                    events.emit(events.TopicFailed(topic=topic, error=str(answer)))
+                    events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(answer)))
                 failed.add(topic)
                 may_pass = may_pass or not isinstance(answer, WrongKeyType)
                 continue
@@ -242,7 +245,7 @@ class _Keeper:
             verdict = outcome.timed_out(decode_message(job.delivery.body), run, job.handler.retry)
             job.verdict = verdict
             tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
-            announce(job.delivery, verdict)
+            announce(self._queue, job.delivery, verdict, run.took)
 
     def stay_present(self) -> None:
         """Register the worker, which the loop cannot do; others must not take it for vanished."""
@@ -275,7 +278,11 @@ class _Keeper:
                 except MxRmqError as error:  # tried again at the next tick; leases last for ``patience``
                     events.emit(
                         events.SettleDelayed(
-                            verdict=name_of(kind), topic=topic, messages=len(some), error=str(error)
+                            queue=self._queue,
+                            verdict=name_of(kind),
+                            topic=topic,
+                            messages=len(some),
+                            error=str(error),
                         )
                     )
                     return done

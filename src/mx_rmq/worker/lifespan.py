@@ -23,10 +23,12 @@ class Lifespan:
 
     Args:
         make: makes the context manager; None if the queue has none.
+        queue: the queue's name, for events.
     """
 
-    def __init__(self, make: Make | None) -> None:
+    def __init__(self, make: Make | None, queue: str = "") -> None:
         self._make = make
+        self._queue = queue
         self.state: Any = None
         """What the context manager yielded."""
         self._opened, self._closing = asyncio.Event(), asyncio.Event()
@@ -66,9 +68,10 @@ class Lifespan:
                 await self._closing.wait()
         except asyncio.CancelledError as error:
             if self._closing.is_set():
-                emit(LifespanFailed(error="it was not left in time, and cancelled"), error)
+                said = "it was not left in time, and cancelled"
+                emit(LifespanFailed(queue=self._queue, error=said), error)
             raise
         except Exception as error:
             if not self._opened.is_set():
                 raise
-            emit(LifespanFailed(error=describe(error)), error)
+            emit(LifespanFailed(queue=self._queue, error=describe(error)), error)

@@ -67,12 +67,13 @@ class Monitor(Service):
         retries: Mapping[str, Retry],
         on_recovered: Callable[[str], None],
     ) -> None:
-        super().__init__("monitor", holdings.shard.availability)
+        super().__init__("monitor", holdings.shard.availability, _INTERVAL)
         self._on_recovered = on_recovered
         self._hooks = hooks
         self._store = holdings.shard.store
         self._queries = Queries(self._store)
         self._config = config
+        self._queue = config.name
         self._retries = retries
         self._presence = presence
         # The next call settles a take-over. If this worker dies in between, others must not wait long.
@@ -101,9 +102,9 @@ class Monitor(Service):
             self._has_looked = True
         overdue = await self._take_over()
         for id_ in overdue.poisoned:
-            events.emit(events.MessagePoisoned(id=id_, place="processing"))
+            events.emit(events.MessagePoisoned(queue=self._queue, id=id_, place="processing"))
         for id_ in overdue.cleaned:
-            events.emit(events.MessageCleaned(id=id_))
+            events.emit(events.MessageCleaned(queue=self._queue, id=id_))
         if overdue.taken:
             await self._settle(overdue.taken, overdue.now)
         await self._keep_house()
@@ -136,9 +137,13 @@ class Monitor(Service):
             if isinstance(verdict, Again | Returned):
                 recovered[delivery.topic, takeover.previous].append(delivery.id)
             else:
-                announce(delivery, verdict, previous=takeover.previous)
+                announce(self._queue, delivery, verdict, previous=takeover.previous)
         for (topic, previous), ids in recovered.items():
-            events.emit(events.MessagesRecovered(topic=topic, messages=len(ids), previous=previous, ids=ids))
+            events.emit(
+                events.MessagesRecovered(
+                    queue=self._queue, topic=topic, messages=len(ids), previous=previous, ids=ids
+                )
+            )
         statuses: list[Settled] = []
         for (topic, kind), items in groups.items():
             settled = await settle(self._store, topic, items)
@@ -199,7 +204,7 @@ class Monitor(Service):
             for start in range(0, len(idle), _BATCH):
                 forgotten += await self._store.forget(idle[start : start + _BATCH], idle=unused)
         if forgotten:
-            events.emit(events.TopicsForgotten(topics=forgotten))
+            events.emit(events.TopicsForgotten(queue=self._queue, topics=forgotten))
 
     async def follow_clock(self) -> None:
         """After a test has put the queue's clock forward, extend this worker's own leases.

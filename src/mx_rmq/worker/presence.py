@@ -16,7 +16,7 @@ from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Callable, Mapping, Set
 
     from mx_rmq.config import Config
     from mx_rmq.storage.store import Store
@@ -45,19 +45,35 @@ class Presence:
     The server never reuses a client id in one run, so a registered connection that it does not list is
     gone for good. Its worker has vanished, unless it comes back with another connection. Where connections
     cannot be listed, only the leases decide.
+
+    Args:
+        holdings: what the worker holds on the shard.
+        config: of the queue.
+        worker: the worker's name.
+        facts: what it registers about itself.
+        vitals: returns what it registers about how it is; called by any thread.
     """
 
-    def __init__(self, holdings: Holdings, config: Config, worker: str, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        config: Config,
+        worker: str,
+        facts: Mapping[str, Any],
+        vitals: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._holdings = holdings
         self._connection = holdings.shard.connection
         self._store = holdings.shard.store
         self._queries = Queries(self._store)
         self.worker = worker
         """The worker's name."""
+        self._queue = config.name
         self._grace = config.recovery_grace
         # A worker that has not registered for this long has no lease left.
         self._silence = max(SILENCE, config.lease + REGISTER)
         self._facts = dict(facts)
+        self._vitals = vitals
         self._load: dict[str, tuple[int, int]] = {}
         self._said = msgspec.json.encode(facts)
         self._said_at = -inf
@@ -99,7 +115,7 @@ class Presence:
 
         Otherwise the worker would count as gone though its process lives, and its messages as crashed.
         """
-        await store.register_worker(self.worker, self._said, silence=self._silence)
+        await store.register_worker(self.worker, self._composed(), silence=self._silence)
 
     async def leave(self) -> None:
         """Remove this worker's registration."""
@@ -141,21 +157,20 @@ class Presence:
 
     def _introduce(self) -> None:
         """Register again soon, with the connection by which others see this worker, if they can."""
-        self._compose()
         self._said_at = -inf
 
     def _load_changed(self) -> bool:
-        """Whether other messages are running or held ready than were last said; composes what to say."""
+        """Whether other messages are running or held ready than were last said."""
         if self._loop.time() - self._said_at < _REFRESH or (load := self._holdings.load()) == self._load:
             return False
         self._load = load
-        self._compose()
         return True
 
-    def _compose(self) -> None:
+    def _composed(self) -> bytes:
+        """What to register."""
         own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
         load = {"load": self._load} if self._load else {}
-        self._said = msgspec.json.encode(self._facts | own | load)
+        return msgspec.json.encode({**self._facts, **self._vitals(), **own, **load})
 
     def _cannot(self, error: ResponseError) -> None:
         """Rely on the leases alone until there is another connection."""
@@ -165,11 +180,11 @@ class Presence:
         self._introduce()
         if not self._told:
             self._told = True
-            events.emit(events.RecoveryByLease(error=str(error)))
+            events.emit(events.RecoveryByLease(queue=self._queue, error=str(error)))
 
     async def register(self) -> None:
         """Register this worker as living."""
-        self._said_at = self._loop.time()
+        self._said_at, self._said = self._loop.time(), self._composed()
         await self._store.register_worker(self.worker, self._said, silence=self._silence)
         self._seen_at(self._said_at)
 
@@ -212,7 +227,7 @@ class Presence:
             try:
                 leases = await self._queries.leases(topic)
             except ResponseError as error:  # concerns one topic; the others are recovered
-                events.emit(events.TopicFailed(topic=topic, error=str(error)))
+                events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
                 continue
             for id_, lease in leases.items():
                 if (name := _worker_of(lease.holder)) in vanished:
@@ -225,7 +240,7 @@ class Presence:
         return bool(held)
 
     async def _end(self, name: str, deliveries: list[Delivery]) -> None:
-        events.emit(events.WorkerVanished(worker=name, messages=len(deliveries)))
+        events.emit(events.WorkerVanished(queue=self._queue, worker=name, messages=len(deliveries)))
         self._vanished[name] = self._loop.time()
         for topic in {delivery.topic for delivery in deliveries}:
             of_topic = [delivery for delivery in deliveries if delivery.topic == topic]
@@ -233,7 +248,7 @@ class Presence:
                 try:
                     await self._store.end_leases(topic, of_topic[start : start + BATCH])
                 except StoreError as error:
-                    events.emit(events.TopicFailed(topic=topic, error=str(error)))
+                    events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
         await self._store.register_worker(name, b"", silence=self._silence)
 
 

@@ -23,6 +23,8 @@ _QUIET: Final = 0.3
 """Seconds without a beat after which it is worth looking at what the loop does."""
 _LONG: Final = 10.0
 """Seconds after which a block is reported though it has not ended; it may never end."""
+_WINDOW: Final = 10.0
+"""Seconds for which a late beat is remembered at least."""
 _MOST_PLACES: Final = 100
 
 
@@ -45,14 +47,22 @@ class Pulse:
     Args:
         holdings: what the worker holds, to find the handler that runs.
         loop: the event loop, which runs in the calling thread.
+        queue: the queue's name, for events.
     """
 
-    def __init__(self, holdings: Sequence[Holdings], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, holdings: Sequence[Holdings], loop: asyncio.AbstractEventLoop, queue: str = ""
+    ) -> None:
+        self._queue = queue
         self._holdings = holdings
         self._loop = loop
         self._thread = threading.get_ident()
         self.beat_at = monotonic()
         """When the loop was last known to respond."""
+        self._worst = self._worst_before = 0.0
+        """The longest that a beat was late, in the window under way and in the one before."""
+        self._turned_at = self.beat_at
+        """When the window under way began."""
         self._heard = self.beat_at
         self._missed = 0
         """Looks in a row that heard no new beat."""
@@ -64,12 +74,26 @@ class Pulse:
 
     # -- in the loop's thread
 
-    def beat(self) -> None:
-        """Note that the loop responds; if it was blocked, say by which handler."""
+    def beat(self, late: float = 0.0) -> None:
+        """Note that the loop responds, *late* seconds after it should have.
+
+        If it was blocked, say by which handler.
+        """
         before, self.beat_at = self.beat_at, monotonic()
+        if self.beat_at - self._turned_at >= _WINDOW:
+            self._worst_before, self._worst, self._turned_at = self._worst, 0.0, self.beat_at
+        if late > self._worst:
+            self._worst = late
         block, self._block = self._block, None
         if block is not None:
             self._tell(block, block.ended_at(self.beat_at) - max(block.since, before))
+
+    # -- in any thread
+
+    def lag(self) -> float:
+        """The longest that the loop was late in the last ten seconds or a little more."""
+        silent = monotonic() - self.beat_at
+        return max(self._worst, self._worst_before, silent if silent >= _QUIET else 0.0)
 
     # -- in the lease keeper's thread
 
@@ -121,11 +145,13 @@ class Pulse:
         if handler is None:
             if place and len(self._told) < _MOST_PLACES:
                 self._told.add(place)
-                events.emit(events.LoopBlocked(seconds=round(seconds, 3), place=place, lasts=lasts))
+                blocked = round(seconds, 3)
+                events.emit(events.LoopBlocked(queue=self._queue, seconds=blocked, place=place, lasts=lasts))
             return
         self._told.add(handler)
         events.emit(
             events.HandlerBlocked(
+                queue=self._queue,
                 topic=handler.topic,
                 handler=handler.__name__,
                 seconds=round(seconds, 3),

@@ -93,7 +93,7 @@ class Runner:
                 elif fit:
                     await self._run(call, fit, task)
             except Exception as error:
-                events.emit(events.RunnerFailed(topic=work.handler.topic), error)
+                events.emit(events.RunnerFailed(queue=self._config.name, topic=work.handler.topic), error)
                 for job in jobs:  # their leases run out, and a monitor takes them over
                     job.holdings.forget([job])
             finally:
@@ -158,6 +158,8 @@ class Runner:
     async def _run(self, call: Invocation, jobs: list[Job], task: asyncio.Task[Any]) -> None:
         for job in jobs:
             job.begin(task, jobs)
+        if events.heard(events.MessageStarted):
+            self._tell_started(jobs)
         ends: list[BaseException | None] | None = None
         try:
             returned = await call(jobs)
@@ -174,6 +176,15 @@ class Runner:
             job.finish(now)
             # The lease keeper's thread may have judged it while the loop was blocked.
             self._settle(job, job.verdict or self._judge(job, None if ends is None else ends[n]))
+
+    def _tell_started(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            delivery = job.delivery
+            events.emit(
+                events.MessageStarted(
+                    queue=self._config.name, topic=delivery.topic, id=delivery.id, waited=_waited(job)
+                )
+            )
 
     def _judge(self, job: Job, error: BaseException | None) -> Verdict:
         """The verdict on a job whose handler returned, or ended with *error*."""
@@ -192,7 +203,7 @@ class Runner:
     def _settle(self, job: Job, verdict: Verdict) -> None:
         if job in job.holdings.jobs:  # else the worker has stopped and given it up, or it is settled
             if not isinstance(verdict, Done) and verdict is not job.verdict:
-                announce(job.delivery, verdict)
+                announce(self._config.name, job.delivery, verdict, job.took)
             self._settlers[job.holdings].put(job, verdict)
 
     # -- messages that may have crashed workers
@@ -228,13 +239,26 @@ class Runner:
             try:
                 statuses = await resend(start, patience=self._config.patience if doubt else 0.0)
             except MxRmqError as error:  # then a crash does not count against them
-                events.emit(events.StartNotNoted(topic=topic, error=str(error)))
+                events.emit(events.StartNotNoted(queue=self._config.name, topic=topic, error=str(error)))
                 for job in suspects if doubt else ():
                     job.stop(End.LATE)
                 continue
             for job, status in zip(suspects, statuses, strict=True):
                 if status is not Settled.DONE:
                     job.stop(End.LOST)
+
+
+def _waited(job: Job) -> float | None:
+    """How long a message was ready before its first attempt; None for a later one.
+
+    Its lifetime starts when its delay ends, by the server's clock. Without a lifetime only its producer's
+    clock tells, and a delay counts as waiting.
+    """
+    message = job.message
+    if message is None or message.attempts or message.crashes or message.unbegun or message.put_off:
+        return None
+    ready_at = message.created_at if message.ttl is None else job.delivery.expires_at - message.ttl
+    return max(0.0, job.holdings.server_time(job.started_at) - ready_at)
 
 
 def _in_doubt(job: Job) -> bool:

@@ -19,7 +19,7 @@ class Scheduler(Service):
     """Promotes due messages on one shard; sleeps exactly until the next is due, or until woken."""
 
     def __init__(self, shard: Shard) -> None:
-        super().__init__("scheduler", shard.availability)
+        super().__init__("scheduler", shard.availability, _LONGEST)
         self._store = shard.store
         self._keys = [shard.keys.of_queue("delay_wake")]
         self._wakeup = Wakeup(shard, self.alarm, _LONGEST)
@@ -28,7 +28,7 @@ class Scheduler(Service):
         """Promote the messages that are due; returns the seconds until the next one is."""
         promotion = await self._store.promote()
         for id_ in promotion.poisoned:
-            emit(MessagePoisoned(id=id_, place="delayed"))
+            emit(MessagePoisoned(queue=self._availability.queue, id=id_, place="delayed"))
         return _LONGEST if promotion.wait is None else min(promotion.wait, _LONGEST)
 
     async def wait(self, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from mx_rmq import events
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
 
 
 class Service(ABC):
-    """A loop that runs until it is told to stop; subclasses implement ``step``."""
+    """A loop that runs until it is told to stop; subclasses implement ``step``.
 
-    def __init__(self, name: str, availability: Availability) -> None:
+    Args:
+        name: how logs and ``health()`` call it.
+        availability: of its server.
+        interval: seconds between two steps at most.
+    """
+
+    def __init__(self, name: str, availability: Availability, interval: float) -> None:
         self.name = name
         self._availability = availability
+        self.interval = interval
+        self.looked_at = self.tried_at = monotonic()
+        """When a step last succeeded, and when one last ended."""
         self.alarm = Alarm()
         self.stopping = False
 
@@ -50,14 +60,18 @@ class Service(ABC):
             while not self.stopping:
                 try:
                     seconds = await self.step()
+                    self.looked_at = self.tried_at = monotonic()
                     if seconds > 0 and not self.stopping:
                         await self.wait(seconds)
                 except (ServerUnavailable, ConfigError, StoreError) as error:
                     # A refusal may pass too: a full disk, a changed password, a missing right.
+                    self.tried_at = monotonic()
                     self._availability.lost(self.name, error)
                     await Service.wait(self, errors.next())
                 except Exception as error:
-                    events.emit(events.ServiceFailed(service=self.name), error)
+                    self.tried_at = monotonic()
+                    failed = events.ServiceFailed(queue=self._availability.queue, service=self.name)
+                    events.emit(failed, error)
                     await Service.wait(self, errors.next())
                 else:
                     self._availability.back(self.name)

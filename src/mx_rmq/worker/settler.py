@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from mx_rmq import events
@@ -70,6 +71,7 @@ class Settler:
         self._holdings = holdings
         self.hooks = hooks
         self._store = holdings.shard.store
+        self._queue = holdings.shard.keys.queue
         self._patience = patience
         self._batchers: dict[tuple[Kind, str], Batcher[Item, None]] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -114,7 +116,7 @@ class Settler:
         for (kind, topic), batcher in self._batchers.items():
             if not batcher.idle:
                 batcher.cancel()
-                events.emit(events.SettleGivenUp(verdict=name_of(kind), topic=topic))
+                events.emit(events.SettleGivenUp(queue=self._queue, verdict=name_of(kind), topic=topic))
 
     async def _settle(self, topic: str, items: Sequence[Item]) -> list[None]:
         unsettled = items
@@ -124,11 +126,12 @@ class Settler:
             if unsettled:
                 call = partial(settle, self._store, topic, unsettled)
                 statuses = await resend(call, patience=self._patience, passes=_may_pass)
-                _tell(unsettled, statuses)
+                _tell(self._queue, unsettled, statuses)
                 self.hooks.accepted(unsettled, statuses)
         except Exception as error:  # any error: the leases must not be extended without end
             events.emit(
                 events.SettleFailed(
+                    queue=self._queue,
                     verdict=name_of(type(items[0][1])),
                     topic=topic,
                     messages=len(unsettled),
@@ -141,18 +144,23 @@ class Settler:
         return [None] * len(items)
 
 
-def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
+def announce(
+    queue: str, delivery: Delivery, verdict: Verdict, seconds: float | None = None, *, previous: str = ""
+) -> None:
     """Emit the event of a message that did not succeed.
 
     Args:
+        queue: whose message.
         delivery: which.
         verdict: what becomes of it.
+        seconds: how long its handler ran, None or 0 if it did not.
         previous: the worker that held it, if a monitor took it over.
     """
     topic, id_ = delivery.topic, delivery.id
     if isinstance(verdict, Died):
         death = verdict.death
         event = events.MessageDead(
+            queue=queue,
             topic=topic,
             id=id_,
             reason=death.reason,
@@ -160,10 +168,12 @@ def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
             attempts=verdict.attempts,
             place=death.place,
             previous=previous,
+            seconds=seconds or None,
         )
         events.emit(event, None if verdict.may_quote else verdict.raised)
     elif isinstance(verdict, Again):
         retried = events.MessageRetried(
+            queue=queue,
             topic=topic,
             id=id_,
             attempt=verdict.attempt,
@@ -175,7 +185,10 @@ def announce(delivery: Delivery, verdict: Verdict, previous: str = "") -> None:
         )
         events.emit(retried, verdict.raised)
     elif isinstance(verdict, Later):
-        events.emit(events.MessagePutOff(topic=topic, id=id_, delay=verdict.delay))
+        delay = verdict.delay
+        events.emit(
+            events.MessagePutOff(queue=queue, topic=topic, id=id_, delay=delay, seconds=seconds or None)
+        )
 
 
 def name_of(kind: Kind) -> str:
@@ -183,17 +196,18 @@ def name_of(kind: Kind) -> str:
     return kind.__name__.lower()
 
 
-def _tell(items: Sequence[Item], statuses: Sequence[Settled]) -> None:
+def _tell(queue: str, items: Sequence[Item], statuses: Sequence[Settled]) -> None:
     """Emit events of completed messages, if anything listens, and of lost leases."""
     completions = events.heard(events.MessageCompleted)
     for (job, verdict), status in zip(items, statuses, strict=True):
         if status is Settled.DONE:
             if completions and type(verdict) is Done:
                 topic, id_ = job.delivery.topic, job.delivery.id
-                events.emit(events.MessageCompleted(topic=topic, id=id_, seconds=job.took))
+                events.emit(events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=job.took))
         elif not job.is_settling:
             lost = job.delivery
-            events.emit(events.LeaseLost(topic=lost.topic, id=lost.id, token=lost.token))
+            job.holdings.losses.append(monotonic())
+            events.emit(events.LeaseLost(queue=queue, topic=lost.topic, id=lost.id, token=lost.token))
 
 
 def _may_pass(error: Exception) -> bool:

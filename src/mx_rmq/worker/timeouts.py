@@ -41,17 +41,19 @@ class Timeouts:
         self._loop = loop
         shortest = min((timeout for timeout in timeouts if timeout is not None), default=_COARSEST)
         self._interval = min(max(shortest / 10, _FINEST), _COARSEST)
-        self._next = loop.call_later(self._interval, self._look)
+        self._due = loop.time() + self._interval
+        self._next = loop.call_at(self._due, self._look)
 
     def close(self) -> None:
         """Stop checking."""
         self._next.cancel()
 
     def _look(self) -> None:
-        self._pulse.beat()
         now = self._loop.time()
+        self._pulse.beat(now - self._due)
         for holdings in self._holdings:
             for job in list(holdings.jobs):
                 if job.deadline <= now:
                     job.stop(End.TIMEOUT)
-        self._next = self._loop.call_later(self._interval, self._look)
+        self._due = now + self._interval
+        self._next = self._loop.call_at(self._due, self._look)

@@ -29,6 +29,7 @@ class Wakeup:
     def __init__(self, shard: Shard, alarm: Alarm, longest: float) -> None:
         self._connection = shard.new_connection(longest)
         self._commands = shard.connection
+        self._queue = shard.keys.queue
         self._alarm = alarm
         self._longest = longest
         self._keys: frozenset[str] = frozenset()
@@ -70,7 +71,7 @@ class Wakeup:
         except ResponseError as error:  # one of the keys has another type; the reply does not say which
             if not self._failed:
                 self._failed = True
-                emit(WakeFailed(keys=sorted(self._keys), error=str(error)))
+                emit(WakeFailed(queue=self._queue, keys=sorted(self._keys), error=str(error)))
             await self._alarm.wait(min(seconds, _BLIND))
             return self._keys
         self._failed = False

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, NoHandler
+from mx_rmq.version import __version__
 from mx_rmq.worker.fetcher import Fetcher
 from mx_rmq.worker.holdings import End, Holdings
 from mx_rmq.worker.hooks import Hooks
@@ -25,6 +28,7 @@ from mx_rmq.worker.settler import Settler
 from mx_rmq.worker.surplus import Surplus, give_back
 from mx_rmq.worker.threads import Threads
 from mx_rmq.worker.timeouts import Timeouts
+from mx_rmq.worker.vitals import Vitals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 
 _LAST_WORDS = 1.0
 """Seconds that a handler may take to end after it is told to stop."""
+
+
+_LONGEST_HOST = 100
 
 
 class Worker:
@@ -73,7 +80,7 @@ class Worker:
         self.name = f"{config.worker_name}.{os.getpid()}.{uuid4().hex[:22]}"
         # A third of the lease, so that a timeout is settled before the lease has run out.
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
-        self._hooks = Hooks(on_dead, on_retry, self._threads)
+        self._hooks = Hooks(on_dead, on_retry, self._threads, config.name)
         self._lifespan = lifespan
         self._holdings = [Holdings(shard, lifespan.state) for shard in shards]
         self._settlers = {each: Settler(each, config.patience, self._hooks) for each in self._holdings}
@@ -85,14 +92,23 @@ class Worker:
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
         self._fetchers = [Fetcher(each, self._ready, config, self.name) for each in self._holdings]
         self._schedulers = [Scheduler(shard) for shard in shards]
+        loop = asyncio.get_running_loop()
+        pulse = Pulse(self._holdings, loop, config.name)
+        services: dict[Holdings, list[Service]] = {}
+        self.vitals = Vitals(self.name, config, services, pulse)
         facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
-        presences = {each: Presence(each, config, self.name, facts) for each in self._holdings}
+        presences = {
+            each: Presence(each, config, self.name, facts, partial(self.vitals.said, each))
+            for each in self._holdings
+        }
         self._monitors = [
             Monitor(each, config, presences[each], self._hooks, retries, on_recovered=fetcher.look_at)
             for each, fetcher in zip(self._holdings, self._fetchers, strict=True)
         ]
-        loop = asyncio.get_running_loop()
-        pulse = Pulse(self._holdings, loop)
+        for each, *parts in zip(
+            self._holdings, self._fetchers, self._schedulers, self._monitors, strict=True
+        ):
+            services[each] = parts
         self._timeouts = Timeouts(self._holdings, [handler.timeout for handler in handlers], pulse, loop)
         self._surplus = Surplus(self._settlers, self._ready, loop)
         self._leases = LeaseKeeper(self._settlers, presences, self._ready, pulse, config, loop)
@@ -135,14 +151,14 @@ class Worker:
             try:
                 await monitor.leave()
             except MxRmqError as error:
-                events.emit(events.WorkerNotSignedOff(error=str(error)))
+                events.emit(events.WorkerNotSignedOff(queue=self._config.name, error=str(error)))
         await asyncio.to_thread(self._leases.stop, self._config.socket_timeout)
         for holdings in self._holdings:
             holdings.jobs.clear()
         self._timeouts.close()
         self._threads.close()
         await self._leave_lifespan(until)
-        events.emit(events.WorkerStopped(worker=self.name))
+        events.emit(events.WorkerStopped(queue=self._config.name, worker=self.name))
 
     def _ending(self) -> bool:
         """Whether the runners must end: after a stop, or because the program cancels all its tasks."""
@@ -175,7 +191,7 @@ class Worker:
         await self._wait(idle, until, hurried=0.0)
         if not idle.done():
             running = [job for holdings in self._holdings for job in holdings.jobs]
-            events.emit(events.StopGraceOver(running=len(running)))
+            events.emit(events.StopGraceOver(queue=self._config.name, running=len(running)))
             for job in sorted(running, key=lambda job: job.started_at):  # so that they go back in order
                 job.stop(End.STOP)
             await asyncio.wait([idle], timeout=_LAST_WORDS)
@@ -185,7 +201,7 @@ class Worker:
             runner.cancel()
         _, deaf = await asyncio.wait(self._runners, timeout=_LAST_WORDS)
         if deaf:  # there is no way to end them; their leases run out
-            events.emit(events.HandlersIgnoreStop(running=len(deaf)))
+            events.emit(events.HandlersIgnoreStop(queue=self._config.name, running=len(deaf)))
 
     async def _settle(self, until: float) -> None:
         """Wait until everything is settled, but for a limited time: the server may be unreachable."""
@@ -239,6 +255,8 @@ class Worker:
             "limits": {topic: n for topic, n in at_once.items() if n != self._config.concurrency},
             "concurrency": self._config.concurrency,
             "pid": os.getpid(),
+            "host": socket.gethostname()[:_LONGEST_HOST],
+            "version": __version__,
             "started_at": round(time.time(), 3),
         }
 

@@ -1,0 +1,298 @@
+"""Metrics for Prometheus: counters from events, gauges read from the server when they are asked for.
+
+Imported only where metrics are used, since it needs prometheus-client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from mx_rmq import events
+from mx_rmq.errors import MxRmqError
+from mx_rmq.message import Reason, describe
+from mx_rmq.observing.asgi import AsgiApp
+from mx_rmq.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from mx_rmq.health import WorkerHealth
+    from mx_rmq.observing.asgi import Answer
+    from mx_rmq.storage.facts import Counts, Workers
+
+_PATIENCE: Final = 3.0
+"""Seconds that the server has to answer; a scrape itself has ten by default."""
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_BY_TOPIC: Final = ("queue", "topic")
+_OUTCOMES: Final = ("claimed", "completed", "retried", "put_off", "dead", "recovered")
+"""What a worker does; a producer adds ``produced`` and ``duplicate``."""
+
+
+class Figures(NamedTuple):
+    """What one look at the server found."""
+
+    counts: Counts
+    workers: Workers
+
+
+class Metrics(AsgiApp):
+    """An ASGI application that answers with the metrics of one queue.
+
+    Args:
+        queue: the queue's name.
+        look: reads the queue.
+        worker: returns how the worker of this process is; None if there is none.
+        topics: those that have a handler here; may grow. Their counters are there from the start, as 0:
+            Prometheus sees no increase in a counter that appears as 1.
+        registry: other metrics to answer with, such as the program's own.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        look: Callable[[], Awaitable[Figures]],
+        worker: Callable[[], WorkerHealth | None],
+        topics: Collection[str] = (),
+        registry: Collector | None = None,
+    ) -> None:
+        super().__init__(self._page)
+        self._queue = queue
+        self._look = look
+        self._worker = worker
+        self._topics = topics
+        self._registry = registry
+        self._looking: asyncio.Task[Figures] | None = None
+        self._failing = False
+        self._own = own = CollectorRegistry(auto_describe=False)
+        self._messages = Counter(
+            "mx_rmq_messages",
+            "What happened to messages in this process, by outcome",
+            (*_BY_TOPIC, "outcome"),
+            registry=own,
+        )
+        self._dead = Counter(
+            "mx_rmq_dead",
+            "Messages that this process moved to the DLQ, by reason",
+            (*_BY_TOPIC, "reason"),
+            registry=own,
+        )
+        self._lost = Counter(
+            "mx_rmq_lease_losses",
+            "Messages that another worker took over while they were in this process",
+            _BY_TOPIC,
+            registry=own,
+        )
+        self._reconnects = Counter(
+            "mx_rmq_reconnects",
+            "Connections to the server that were lost and reopened",
+            ("queue",),
+            registry=own,
+        )
+        self._vanished = Counter(
+            "mx_rmq_workers_vanished",
+            "Other workers that this process found to be gone",
+            ("queue",),
+            registry=own,
+        )
+        self._ran = Histogram(
+            "mx_rmq_handler_seconds",
+            "How long handlers ran, whether they succeeded or not",
+            _BY_TOPIC,
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self._waited = Histogram(
+            "mx_rmq_waiting_seconds",
+            "How long messages were ready before their first attempt began",
+            _BY_TOPIC,
+            buckets=(*_SECONDS, 1800.0, 3600.0),
+            registry=own,
+        )
+        for alone in (self._reconnects, self._vanished):  # so that they are 0 from the start, not absent
+            alone.labels(queue)
+        self._children: dict[tuple[Any, ...], Any] = {}
+        """Counters and histograms by their labels: ``labels()`` takes a lock and as long as the rest."""
+        self._hear: dict[type[events.Event], Callable[[Any], None]] = {
+            events.MessagesProduced: self._on_produced,
+            events.MessagesClaimed: lambda event: self._count(event.topic, "claimed", event.messages),
+            events.MessageStarted: self._on_started,
+            events.MessageCompleted: lambda event: self._on_run(event, "completed"),
+            events.MessageRetried: lambda event: self._on_run(event, "retried"),
+            events.MessagePutOff: lambda event: self._on_run(event, "put_off"),
+            events.MessageDead: self._on_dead,
+            events.MessagesRecovered: lambda event: self._count(event.topic, "recovered", event.messages),
+            events.LeaseLost: lambda event: self._child(self._lost, queue, event.topic).inc(),
+            events.ServerReconnected: lambda _: self._child(self._reconnects, queue).inc(),
+            events.WorkerVanished: lambda _: self._child(self._vanished, queue).inc(),
+        }
+        self._end = events.listen(self._on_event, *self._hear)
+
+    def close(self) -> None:
+        """Count no further events."""
+        self._end()
+
+    # -- events, in any thread
+
+    def _on_event(self, event: events.Event, _: BaseException | None) -> None:
+        if event.queue == self._queue:
+            self._hear[type(event)](event)
+
+    def _on_produced(self, event: events.MessagesProduced) -> None:
+        self._count(event.topic, "produced", event.messages)
+        if event.duplicates:
+            self._count(event.topic, "duplicate", event.duplicates)
+
+    def _on_started(self, event: events.MessageStarted) -> None:
+        if event.waited is not None:
+            self._child(self._waited, self._queue, event.topic).observe(event.waited)
+
+    def _on_run(self, event: Any, outcome: str) -> None:
+        self._count(event.topic, outcome)
+        if event.seconds is not None:
+            self._child(self._ran, self._queue, event.topic).observe(event.seconds)
+
+    def _on_dead(self, event: events.MessageDead) -> None:
+        self._on_run(event, "dead")
+        self._child(self._dead, self._queue, event.topic, event.reason).inc()
+
+    def _count(self, topic: str, outcome: str, messages: int = 1) -> None:
+        self._child(self._messages, self._queue, topic, outcome).inc(messages)
+
+    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
+
+    def _prepare(self) -> None:
+        """Make the counters of the topics that are handled here."""
+        for topic in self._topics:
+            for outcome in _OUTCOMES:
+                self._child(self._messages, self._queue, topic, outcome)
+            for reason in get_args(Reason):
+                self._child(self._dead, self._queue, topic, reason)
+            for metric in (self._lost, self._ran, self._waited):
+                self._child(metric, self._queue, topic)
+
+    # -- a scrape
+
+    async def _page(self, _path: str, accept: str) -> Answer:
+        figures = await self._figures()
+        encode, content_type = choose_encoder(accept)
+        return 200, content_type, encode(_Collected(self._families(figures)))
+
+    async def _figures(self) -> Figures | None:
+        """What the queue holds, None if the server does not tell in time; scrapes share a look."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+        looking = self._looking
+        problem = f"no answer for {_PATIENCE:g} s"
+        await asyncio.wait([looking], timeout=_PATIENCE)
+        if looking.done() and not looking.cancelled():
+            error = looking.exception()
+            if error is None:
+                self._failing = False
+                return looking.result()
+            problem = str(error) if isinstance(error, MxRmqError) else describe(error)
+        if not self._failing:
+            self._failing = True
+            events.emit(events.MetricsNotRead(queue=self._queue, error=problem))
+        return None
+
+    def _families(self, figures: Figures | None) -> Iterator[Metric]:
+        self._prepare()
+        for family in self._own.collect():
+            # These lines double the page, and Prometheus itself does not need them.
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+        yield from self._process_gauges()
+        up = GaugeMetricFamily(
+            "mx_rmq_up", "1 if the server told what the queue holds, else 0", labels=["queue"]
+        )
+        up.add_metric([self._queue], 0 if figures is None else 1)
+        yield up
+        if figures is not None:
+            yield from self._queue_gauges(figures)
+        if self._registry is not None:
+            yield from self._registry.collect()
+
+    def _process_gauges(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("mx_rmq_build_info", "The version of mx-rmq; always 1", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        worker = self._worker()
+        if worker is None:
+            return
+        claims = [shard.last_claim for shard in worker.shards if shard.last_claim is not None]
+        for name, help_, value in (
+            (
+                "event_loop_lag_seconds",
+                "The longest the worker's event loop was late recently",
+                worker.loop_lag,
+            ),
+            (
+                "last_claim_age_seconds",
+                "Seconds since a claim of the worker was answered",
+                max(claims, default=None),
+            ),
+            (
+                "worker_problems",
+                "What is wrong with the worker of this process, see health()",
+                len(worker.problems),
+            ),
+        ):
+            if value is not None:
+                yield self._of_queue(name, help_, value)
+
+    def _queue_gauges(self, figures: Figures) -> Iterator[Metric]:
+        counts, workers = figures
+        serving: dict[str, int] = dict.fromkeys(counts.topics, 0)
+        for worker in workers:
+            for topic in worker.topics:
+                serving[topic] = serving.get(topic, 0) + 1
+        now, topics = counts.read_at, counts.topics.items()
+        oldest = {
+            topic: 0.0 if each.oldest_at is None else max(0.0, now - each.oldest_at) for topic, each in topics
+        }
+        for name, help_, values in (
+            ("pending", "Messages ready to run", {topic: each.pending for topic, each in topics}),
+            ("processing", "Messages that workers have", {topic: each.processing for topic, each in topics}),
+            ("delayed", "Messages that are not due", {topic: each.delayed for topic, each in topics}),
+            ("dead_letters", "Messages in the DLQ", {topic: each.in_dlq for topic, each in topics}),
+            ("oldest_pending_seconds", "Age of the next pending message", oldest),
+            (
+                "paused",
+                "1 if the topic is paused, else 0",
+                {topic: int(each.paused) for topic, each in topics},
+            ),
+            ("topic_workers", "Live workers that serve the topic", serving),
+        ):
+            family = GaugeMetricFamily(f"mx_rmq_{name}", help_, labels=_BY_TOPIC)
+            for topic, value in values.items():
+                family.add_metric([self._queue, topic], value)
+            yield family
+        yield self._of_queue("workers", "Live workers of the queue", len(workers))
+
+    def _of_queue(self, name: str, help_: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"mx_rmq_{name}", help_, labels=["queue"])
+        family.add_metric([self._queue], value)
+        return family
+
+
+class _Collected(Collector):
+    """Families that are already collected, as the encoders want them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
