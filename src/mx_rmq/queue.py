@@ -23,6 +23,7 @@ from mx_rmq.observing.asgi import serving
 from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.deletion import delete_queue
 from mx_rmq.operating.health import read_health
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
@@ -618,6 +619,16 @@ class RedisMessageQueue:
             UnknownTopic: there is no such topic.
         """
         return await self._topics.purge(topic)
+
+    async def delete(self) -> int:
+        """Delete the queue: every message, dead letter and counter is gone; returns how many keys there were.
+
+        It looks at all keys of the server.
+
+        Raises:
+            ConfigError: a live worker serves it.
+        """
+        return await delete_queue(self._lifecycle.shards)
 
     async def queues(self) -> Names:
         """The names of all queues on the server that were produced to or have workers."""

@@ -98,9 +98,10 @@ def configure_program(style: Style, level: int = logging.INFO, stream: TextIO | 
 
 
 def is_coloured() -> bool:
-    """Whether standard error is a terminal that shows colours, and its user wants them."""
-    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return wanted and sys.stderr.isatty()
+    """Whether standard error shows colours, and its user wants them."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
 
 
 class LineFormatter(logging.Formatter):
