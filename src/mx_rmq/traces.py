@@ -44,9 +44,8 @@ def lines_of(error: BaseException) -> str:
     The place of a syntax error is among them. The error itself is not.
     """
     found = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in found.stack if not frame.filename.startswith((_OWN, "<frozen "))]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    lines = traceback.format_list((own or frames)[-_FRAMES:])
+    frames = [frame for frame in found.stack if not frame.filename.startswith((_OWN, *_LIBRARIES, "<frozen "))]
+    lines = traceback.format_list(frames[-_FRAMES:])
     if isinstance(error, SyntaxError):
         lines += list(found.format_exception_only())[:-1]
     return "".join(lines).rstrip("\n")

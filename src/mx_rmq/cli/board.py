@@ -9,8 +9,9 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +69,8 @@ class Board:
                     queues: dict[str, RedisMessageQueue] = {}
                     printing = asyncio.create_task(self._print(reader))
                     while not printing.done() and not self._over.is_set():
-                        live.update(await self._drawn(stack, queues), refresh=True)
+                        table = await self._drawn(stack, queues)
+                        live.update(Group(Rule(style="dim"), table), refresh=True)
                         await asyncio.wait([printing], timeout=_EVERY)
                     live.update("", refresh=True)
                     await asyncio.wait([printing], timeout=1.0)  # a handler's own child may hold the pipe
@@ -79,8 +81,9 @@ class Board:
         rest = b""
         while some := await reader.read(65536):
             *lines, rest = (rest + some).split(b"\n")
-            for line in lines:
-                self._console.print(Text.from_ansi(line.decode(errors="replace")), soft_wrap=True)
+            if lines:  # in one go: each drawing moves the table
+                text = b"\n".join(lines).decode(errors="replace")
+                self._console.print(Text.from_ansi(text), soft_wrap=True)
 
     async def _drawn(self, stack: AsyncExitStack, queues: dict[str, RedisMessageQueue]) -> Table:
         """The table, as the queues are now; queues that are new are opened."""
@@ -98,10 +101,10 @@ class Board:
             return _note(str(error))
         if not rows:
             return _note("no topic yet")
-        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", no_wrap=True)
+        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         several = len({name for name, _, _ in rows}) > 1
         for title in (*(["queue"] if several else []), "topic"):
-            drawn.add_column(title)
+            drawn.add_column(title, no_wrap=True)
         for title in ("pending", "running", "delayed", "dead", "done", "done/s"):
             drawn.add_column(title, justify="right", style="red" if title == "dead" else "")
         for name, topic, of in rows[:_MOST]:

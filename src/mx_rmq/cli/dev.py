@@ -6,9 +6,7 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final
-
-from cyclopts import Parameter
+from typing import Final
 
 from mx_rmq.cli.board import Board
 from mx_rmq.cli.output import Output
@@ -17,6 +15,7 @@ from mx_rmq.cli.running import (
     Concurrency,
     Directories,
     Log,
+    Quiet,
     enter_project,
     level_of,
     topics_of,
@@ -39,7 +38,7 @@ def dev(
     topics: str | None = None,
     reload_dir: Directories = None,
     log: Log = "auto",
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Develop a queue: the bundled server, a worker that starts again when the code changes, a live table.
 

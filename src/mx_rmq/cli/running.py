@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from mx_rmq.checks import check_whole
 from mx_rmq.cli.exits import Exit, Failure, UsageError
 from mx_rmq.cli.reloading import Reloading
-from mx_rmq.cli.settings import Common, from_pyproject
+from mx_rmq.cli.settings import from_pyproject
 from mx_rmq.cli.watching import Watched
 from mx_rmq.errors import ConfigError
 from mx_rmq.observing.logs import configure_program
@@ -23,11 +23,10 @@ from mx_rmq.processes import WorkerOptions, find_queue, run_processes_with, run_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_DEFAULT = Common()
-
 Concurrency = Annotated[int | None, Parameter(name=("--concurrency", "-c"))]
 Directories = Annotated[list[Path] | None, Parameter(name="--reload-dir")]
 Log = Literal["auto", "plain", "json"]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"))]
 
 
 def run_worker(
@@ -42,11 +41,11 @@ def run_worker(
     reload_dir: Directories = None,
     metrics_port: int | None = None,
     log: Log = "auto",
-    common: Common = _DEFAULT,
+    url: str | None = None,
+    queue: str | None = None,
+    quiet: Quiet = False,
 ) -> int:
     """Run a queue's worker until Ctrl-C or SIGTERM; a second one stops running handlers at once.
-
-    The module says which server and queue; --url and --queue override it.
 
     Args:
         app: the queue as package.module:name; else app in [tool.mx-rmq] of pyproject.toml.
@@ -58,36 +57,39 @@ def run_worker(
         reload_dir: watch this directory instead; may be given several times.
         metrics_port: serve /metrics, /livez and /readyz there; further processes have the ports after it.
         log: auto (coloured on a terminal, else plain; what the module has configured stays), plain or json.
+        url: another server than the queue's own.
+        queue: another name than the queue's own.
+        quiet: log warnings and errors only.
     """
     where = enter_project(app)
     options = WorkerOptions(
         queue=where,
-        url=common.url,
-        name=common.queue,
+        url=url,
+        name=queue,
         concurrency=concurrency,
         topics=topics_of(topics),
         until_idle=burst,
         metrics_port=metrics_port,
-        log="json" if common.json else log,
-        level=level_of(common.quiet),
+        log=log,
+        level=level_of(quiet),
     )
     if reload or reload_dir:
         if burst:
             raise UsageError("--burst ends by itself and --reload does not; give one of them")
         check_whole("--processes", processes, 1)
         watched = watched_in(reload_dir)
-        configure_program(options.log or "auto", options.level)
+        configure_program(log, options.level)
         return Reloading(options, processes, watched).run()
     with _explained():
-        queue = find_queue(where)
-        if not queue._handlers:
+        found = find_queue(where)
+        if not found._handlers:
             raise UsageError(
                 f"{where!r} has no handler; name a module that registers them, "
                 f"such as shop.handlers:{where.partition(':')[2]} if that imports the queue"
             )
         if processes != 1:
             return run_processes_with(options, processes)
-        run_with(queue, options)
+        run_with(found, options)
     return Exit.DONE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -49,13 +48,13 @@ def serve(
         out.record({"url": url, "dir": str(home), "pid": server.pid}, url)
         out.remark(f"the data is in {home}, the server's log in {home / 'server.log'}; Ctrl-C ends it")
         while not over.wait(0.5):
-            if not _is_alive(server.pid):
+            if not server.is_running:
                 raise Failure(f"the server has ended; {home / 'server.log'} says why")
     finally:
         server.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if _is_alive(server.pid):
+    if server.is_running:
         out.remark(f"other programs use embedded://{home}; the server ends with the last of them")
     return Exit.DONE
 
@@ -67,11 +66,3 @@ def _refuse_taken(port: int) -> None:
         raise Failure(
             f"port {port} cannot be used ({error.strerror}); choose another one with --port"
         ) from None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

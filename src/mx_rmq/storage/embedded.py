@@ -189,6 +189,12 @@ class EmbeddedServer:
         """Whether its data is in memory only and it has a single user."""
         return self._private
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a server runs in its directory now."""
+        with self._server_lock() as lock:
+            return not lock.take(fcntl.LOCK_SH)
+
     def rejoin(self, timeout: float = 10.0) -> None:
         """Start the server again if it is gone; ``pid`` and ``url`` then belong to the running server.
 
