@@ -167,6 +167,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         await damage(mq, redis)
         (report,) = await mq.audit(repair=True)
         assert {finding.kind for finding in report.findings} >= {"wrong-type", "foreign-field"}
+        assert await mq.delete() > 0
     assert await refused(redis) == set()
 
 
@@ -186,7 +187,7 @@ async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
     "right",
     [
         *("+hstrlen", "+hgetall", "+smembers", "+lrange", "+zrank", "+zrevrank", "+zcount"),
-        *("+scan", "+zscan", "+rename"),
+        *("+scan", "+zscan", "+rename", "+unlink"),
     ],
 )
 async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
@@ -203,6 +204,7 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
             await mq.dlq.list(after=page.next)
             assert [letter async for letter in mq.dlq.export()]
             await mq.audit(repair=True)
+            await mq.delete()
 
         with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):
             await operate()
