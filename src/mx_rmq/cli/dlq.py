@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Group, Parameter
 
+from mx_rmq.cli.completion import Topic, topics_like
 from mx_rmq.cli.connecting import opened, place_of
-from mx_rmq.cli.dead_letter import print_letter
 from mx_rmq.cli.editing import difference, edited, payload_of
 from mx_rmq.cli.exits import Exit, Failure, NotFound, UsageError
 from mx_rmq.cli.files import line_of, new_file, opened_file
 from mx_rmq.cli.long_work import long_work
+from mx_rmq.cli.messages import print_message
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
-from mx_rmq.cli.words import rate_of, seconds_of
-from mx_rmq.errors import MxRmqError, UnreadableMessage
-from mx_rmq.message import decode_message
+from mx_rmq.cli.words import counted, rate_of, seconds_of
 from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
+    from mx_rmq.errors import MxRmqError
     from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.queue import RedisMessageQueue
 
@@ -44,7 +44,7 @@ dlq = App(name="dlq", help="Look at dead messages; replay, edit, delete, export 
 class Which:
     """Which dead messages a command is about."""
 
-    topic: Annotated[str | None, Parameter(group=_FILTERS)] = None
+    topic: Annotated[str | None, Parameter(group=_FILTERS, completer=topics_like)] = None
     """Only those of this topic."""
     error: Annotated[str | None, Parameter(group=_FILTERS)] = None
     """Only those with this error class, reason or place, or with this text in their error."""
@@ -83,7 +83,7 @@ async def ls(
     async with opened(common) as queue:
         page = await queue.dlq.list(**which.filters, limit=limit, after=after)
     columns: list[Column | str] = [
-        "message",
+        Column("message", is_whole=True),
         "topic",
         "died",
         Column("reason", is_optional=True),
@@ -100,7 +100,7 @@ async def ls(
 
 
 @dlq.command
-async def groups(*, topic: str | None = None, common: Common = _DEFAULT) -> None:
+async def groups(*, topic: Topic | None = None, common: Common = _DEFAULT) -> None:
     """Show how many are dead of the same cause, the largest group first.
 
     Args:
@@ -118,7 +118,7 @@ async def groups(*, topic: str | None = None, common: Common = _DEFAULT) -> None
         Column("place", is_optional=True),
         Column("first", is_optional=True),
         "last",
-        "group",
+        Column("group", is_whole=True),
     ]
     rows = [
         (
@@ -148,7 +148,10 @@ async def show(id_: Annotated[str, Parameter(name="ID")], /, *, common: Common =
     """
     out = Output(common)
     async with opened(common) as queue:
-        print_letter(out, await _letter(queue, id_))
+        letter = await _letter(queue, id_)
+    facts = letter.facts
+    data = letter.as_dict() | {"unreadable": facts.unreadable}
+    print_message(out, facts, data=data, more={"group": letter.group})
 
 
 # -- replaying
@@ -249,12 +252,9 @@ async def edit(
     out = Output(common)
     async with opened(common) as queue:
         letter = await _letter(queue, id_)
-    try:
-        decode_message(letter.body)
-    except UnreadableMessage as error:
-        raise Failure(
-            f"message {id_} cannot be edited: {error}; delete it with --export to keep it"
-        ) from None
+    if unreadable := letter.facts.unreadable:
+        advice = f"mx-rmq dlq delete {id_} --export FILE keeps its bytes"
+        raise Failure(f"message {id_} cannot be edited: {unreadable}; {advice}")
     # The connection is closed while a person edits.
     new = edited(letter.payload) if payload is None else payload_of("--payload", payload)
     changes = difference(letter.payload, new)
@@ -489,7 +489,7 @@ async def _letter(queue: RedisMessageQueue, id_: str) -> DeadLetter:
 
 
 def _messages(count: int) -> str:
-    return f"{count:,} dead message{'' if count == 1 else 's'}"
+    return counted(count, "dead message")
 
 
 def _listed(said: str, how: Sequence[str]) -> str:

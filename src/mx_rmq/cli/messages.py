@@ -19,6 +19,8 @@ from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.traces import place_of as frame_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mx_rmq.cli.output import Cell
     from mx_rmq.operating.messages import MessageFacts
     from mx_rmq.queue import RedisMessageQueue
@@ -171,11 +173,24 @@ async def show(id_: str, /, *, common: Common = _DEFAULT) -> None:
         facts = await queue.find(id_)
         if facts.state == "gone":
             raise NotFound(await queue.explain(id_))
-    data = facts.as_dict()
+    print_message(out, facts, data=facts.as_dict())
+
+
+def print_message(
+    out: Output, facts: MessageFacts, *, data: Any, more: Mapping[str, Cell] | None = None
+) -> None:
+    """Print all that is known about a message.
+
+    Args:
+        out: where to print.
+        facts: what is known.
+        data: what ``--json`` prints instead.
+        more: further facts.
+    """
     if out.is_json:
         out.document(data)
         return
-    out.facts(_facts(facts), data=data)
+    out.facts({**_facts(facts), **(more or {})}, data=data)
     if not out.is_terminal:
         _show_to_programs(facts, out)
         return
@@ -192,6 +207,9 @@ async def show(id_: str, /, *, common: Common = _DEFAULT) -> None:
             out.heading("attempts that failed, the latest last")
             columns: list[Column | str] = ["at", "worker", "took", "place", Column("error", style="red")]
             out.table(columns, _history(facts), data=None)
+            for trace in dict.fromkeys(each.trace for each in facts.message.history if each.trace):
+                out.heading("where it failed, the innermost call last")
+                out.text(trace.replace(" > ", "\n"))
 
 
 def _show_to_programs(facts: MessageFacts, out: Output) -> None:
@@ -201,7 +219,9 @@ def _show_to_programs(facts: MessageFacts, out: Output) -> None:
     if facts.message is not None:
         out.raw(f"payload\t{json.dumps(facts.payload, ensure_ascii=False)}")
         headers: list[list[Cell]] = [["header", name, value] for name, value in facts.message.headers.items()]
-        rows = [*headers, *(["attempt", *cells] for cells in _history(facts))]
+        traces = [each.trace for each in facts.message.history]
+        attempts = zip(_history(facts), traces, strict=True)
+        rows = [*headers, *(["attempt", *cells, trace] for cells, trace in attempts)]
         if rows:
             out.table([], rows, data=None)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from mx_rmq.cli.completion import Topic
-from mx_rmq.cli.connecting import opened, place_of
+from mx_rmq.cli.connecting import known_topic, opened, place_of
 from mx_rmq.cli.files import new_file
 from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.output import At, Column, Output
@@ -102,9 +102,10 @@ async def purge(
         if waiting:
             question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good?"
             out.confirm(question, yes=yes)
-        if export_to is None or of is None:
+        if export_to is None:
             purged, kept = await queue.purge(name), ""
         else:
+            await known_topic(queue, name)
             purged = await _export_and_withdraw(out, queue, name, export_to, waiting)
             kept = f"; they are in {export_to}"
         data = {"topic": name, "purged": purged} | ({"file": export_to} if kept else {})
@@ -116,10 +117,9 @@ async def _export_and_withdraw(
 ) -> int:
     """Write pending and delayed messages to a file, and withdraw exactly those once it is whole.
 
-    What is produced in between stays, and so does what cannot be read: it is not in the file.
+    What is produced in between stays: it is not in the file.
     """
     ids: dict[str, None] = {}
-    unreadable = 0
     states: tuple[Listed, ...] = ("pending", "delayed")
     stopped = "nothing was withdrawn, and the file was removed"
     with new_file(name) as write, long_work(out, "exporting", "exported", waiting, then=stopped) as progress:
@@ -128,17 +128,13 @@ async def _export_and_withdraw(
             while True:
                 page = await queue.list(topic, state=state, limit=BATCH, after=after)
                 for facts in page.messages:
-                    if facts.message is None:
-                        unreadable += 1
-                    elif facts.id not in ids:
+                    if facts.id not in ids:
                         ids[facts.id] = None
                         write(facts.as_dict())
                 progress(len(ids))
                 after = page.next
                 if after is None:
                     break
-    if unreadable:
-        out.remark(f"{unreadable:,} messages cannot be read and stay; a worker moves them to the DLQ")
     left = f"all are in {name}; the same command with another file goes on"
     with long_work(out, "withdrawing", "withdrew", len(ids), then=left) as progress:
         withdrawn = 0
