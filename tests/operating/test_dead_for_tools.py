@@ -72,4 +72,4 @@ async def test_a_record_that_cannot_be_put_back_holds_up_no_other(
 
     result = await queue.dlq.restore([records[0], {}, large, *records[1:]], refused=refuse)
     assert result.restored == 3
-    assert refused == ["InvalidName", "MessageTooLarge"]
+    assert refused == ["ConfigError", "MessageTooLarge"]

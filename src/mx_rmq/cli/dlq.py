@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
+    from mx_rmq.cli.output import Cell
     from mx_rmq.errors import MxRmqError
     from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.queue import RedisMessageQueue
@@ -110,29 +111,15 @@ async def groups(*, topic: Topic | None = None, common: Common = _DEFAULT) -> No
     async with opened(common) as queue:
         found = await queue.dlq.groups()
     own = [group for group in found if topic in (None, group.topic)]
-    columns: list[Column | str] = [
-        "dead",
-        "topic",
-        "error",
-        Column("text", is_cut=True),
-        Column("place", is_optional=True),
-        Column("first", is_optional=True),
-        "last",
-        Column("group", is_whole=True),
-    ]
-    rows = [
-        (
-            group.count,
-            group.topic,
-            group.error,
-            group.text,
-            group.place,
-            At(group.first_at, found.read_at),
-            At(group.last_at, found.read_at),
-            group.id,
-        )
-        for group in own
-    ]
+    columns: list[Column | str] = ["dead", "topic", "error", Column("first", is_optional=True), "last"]
+    columns += [Column("group", is_whole=True)]
+    columns += [Column("cause", is_cut=True)] if out.is_terminal else ["text", "place"]
+    rows: list[list[Cell]] = []
+    for group in own:
+        row: list[Cell] = [group.count, group.topic, group.error]
+        row += [At(group.first_at, found.read_at), At(group.last_at, found.read_at), group.id]
+        cause = f"{group.text} ({group.place})" if group.text and group.place else group.text or group.place
+        rows.append(row + ([cause] if out.is_terminal else [group.text, group.place]))
     data = found.as_dict() | {"groups": [group.as_dict() for group in own]}
     out.table(columns, rows, data=data, empty="no dead message")
     if found.uncounted:
