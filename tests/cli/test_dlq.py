@@ -342,7 +342,7 @@ async def test_what_is_deleted_is_in_a_file_first_and_can_be_put_back(
     assert len(await dead(shop)) == 6
     file.unlink()
     ran = await cli("dlq", "delete", "--all", "--export", "dead.jsonl", "--yes")
-    assert (ran.code, ran.out) == (0, "deleted 6 dead messages; they are in dead.jsonl\n")
+    assert (ran.code, ran.out) == (0, "deleted 6 dead messages; kept in dead.jsonl\n")
     assert await dead(shop) == []
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     back = await cli("dlq", "import", "dead.jsonl", "--json")

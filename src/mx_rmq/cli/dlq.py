@@ -281,7 +281,7 @@ async def delete(
     async with opened(common) as queue:
         total = await _count(queue, ids, which)
         if total:
-            kept = "" if export_to is None else f" after they are written to {export_to}"
+            kept = "" if export_to is None else f", kept in {export_to}"
             out.confirm(f"Delete {_messages(total)}{which} from {place_of(queue)} for good{kept}?", yes=yes)
         if export_to is not None:
             deleted = await _export_and_delete(out, queue, ids, which, export_to, total)
@@ -297,7 +297,7 @@ async def delete(
         data: dict[str, Any] = {"deleted": deleted}
         written = ""
         if export_to is not None:
-            data["file"], written = export_to, f"; they are in {export_to}"
+            data["file"], written = export_to, f"; kept in {export_to}"
         out.line(f"deleted {_messages(deleted)}{written}", data=data)
 
 

@@ -100,14 +100,14 @@ async def purge(
         of = (await queue.counts()).topics.get(name)
         waiting = of.pending + of.delayed if of else 0
         if waiting:
-            question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good?"
-            out.confirm(question, yes=yes)
+            question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good"
+            out.confirm(f"{question}?" if export_to is None else f"{question}, kept in {export_to}?", yes=yes)
         if export_to is None:
             purged, kept = await queue.purge(name), ""
         else:
             await known_topic(queue, name)
             purged = await _export_and_withdraw(out, queue, name, export_to, waiting)
-            kept = f"; they are in {export_to}"
+            kept = f"; kept in {export_to}"
         data = {"topic": name, "purged": purged} | ({"file": export_to} if kept else {})
         out.line(f"withdrew {purged:,} messages of {name}{kept}", data=data)
 
