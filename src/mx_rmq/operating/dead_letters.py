@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 200
 """Messages deleted per call. The server needs 20 ms to free this many bodies of a megabyte."""
-_AT_ONCE: Final = 500
-"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 5 ms."""
+_AT_ONCE: Final = 250
+"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 3 ms."""
 
 Progress = Callable[[int], None]
 """Called with the number of messages done so far."""

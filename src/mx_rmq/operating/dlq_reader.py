@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.store import Store
 
-_LOOK: Final = 500
-"""Messages that one call looks at, unless only few are asked for. The server needs about 1 ms for them."""
+_LOOK: Final = 250
+"""Messages that one call looks at, unless only few are asked for. The server needs about 1 ms for them, 2 ms with their bodies."""
 
 
 class Filter(NamedTuple):
@@ -126,6 +126,8 @@ class Walk:
         )
         self._ready = rows[: self._left]
         self._left -= len(self._ready)
+        if looked == len(marks) < _LOOK:  # these were the last
+            self._left = 0
         matches = {row.id for row in rows}
         for mark in reversed(marks[:looked]):
             if mark.id not in matches:

@@ -28,16 +28,12 @@ for n = 1, #ids do
   -- Of an entry without any of these nothing is left but its place in the DLQ.
   local here = meant and (of ~= '' or why ~= '' or redis.call('HEXISTS', dlq_payload, id) == 1)
   if here and (word == '' or string.find(why, word, 1, true)) then
-    local body = ''
-    if what == 'ids' then
-      why = ''
-    else
-      size = size + #why + (what == 'bodies' and redis.call('HSTRLEN', dlq_payload, id) or 0)
-      if size > reply_bytes and cells > 1 then
-        answer[1] = n - 1
-        break
-      end
-      if what == 'bodies' then body = redis.call('HGET', dlq_payload, id) or '' end
+    local body = what == 'bodies' and redis.call('HGET', dlq_payload, id) or ''
+    if what == 'ids' then why = '' end
+    size = size + #why + #body
+    if size > reply_bytes and cells > 1 then
+      answer[1] = n - 1
+      break
     end
     answer[cells + 1], answer[cells + 2], answer[cells + 3] = id, scores[n], of
     answer[cells + 4], answer[cells + 5], answer[cells + 6] = why, member, body
