@@ -1,4 +1,4 @@
-"""What people type and read: durations, rates, headers, numbers of things."""
+"""What people type: durations, rates, headers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ def rate_of(option: str, text: str) -> float:
     if not 0 < rate < MOST_SECONDS:
         raise UsageError(f"{option} must be a rate such as 100/s or 30/m, got {text!r}")
     return rate
-
-
-def counted(number: int, what: str) -> str:
-    """How many there are of something, such as ``1 message`` or ``2,500 messages``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def header_of(option: str, text: str) -> tuple[str, str]:
