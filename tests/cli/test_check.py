@@ -26,7 +26,7 @@ async def pretend_worker(redis: Redis, name: str = "w1", **facts: Any) -> None:
     """A worker as it registers itself, without one."""
     now = time.time()
     said = {"topics": ["t"], "concurrency": 8, "version": "2", "started_at": now - 3600} | facts
-    await redis.hset("mx-rmq:{q}:workers", name, json.dumps(said))  # type: ignore[misc]
+    await redis.hset("mx-rmq:{q}:workers", name, json.dumps(said))
     await redis.zadd("mx-rmq:{q}:workers_seen", {name: now * 1000})
 
 

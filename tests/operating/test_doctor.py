@@ -128,7 +128,13 @@ def counts(**topics: TopicCounts) -> Counts:
 
 
 def worker(**differs: Any) -> WorkerFacts:
-    given = {"name": "w1", "seen_at": 1000.0, "topics": ("t",), "concurrency": 2, "version": "2"}
+    given: dict[str, Any] = {
+        "name": "w1",
+        "seen_at": 1000.0,
+        "topics": ("t",),
+        "concurrency": 2,
+        "version": "2",
+    }
     return WorkerFacts(**given | {"started_at": 10.0, "claimed_at": 100.0} | differs)
 
 
@@ -182,7 +188,7 @@ async def test_the_doctor_sees_what_stands_still(queue: RedisMessageQueue, redis
     await queue.pause("held-up")
     seen = (time.time() - 20) * 1000
     said = {"topics": ["x"], "version": "0.1", "problems": ["the fetcher has failed for 60 s"]}
-    await redis.hset("mx-rmq:{q}:workers", "w1", json.dumps(said))  # type: ignore[misc]
+    await redis.hset("mx-rmq:{q}:workers", "w1", json.dumps(said))
     await redis.zadd("mx-rmq:{q}:workers_seen", {"w1": seen})
     checkup = await queue.doctor()
     found = [(each.what, each.level, each.said) for each in checkup.diagnoses if each.level != "ok"]
