@@ -16,10 +16,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
 from mx_rmq import Config, Retry, events
+from tests.harness import free_port
 from tests.project.pages import ROOT, blocks, files, section, text_of
 from tests.project.test_programs import request
 from tests.words import ONE_SERVER
@@ -230,6 +232,40 @@ def test_a_deployed_worker_handles_messages_until_sigterm(name: str, tmp_path: P
         finally:
             worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0
+
+
+def test_the_observed_worker_serves_its_pages_until_sigterm(tmp_path: Path) -> None:
+    port = free_port()
+    code = files(text_of("docs/observability.md"))["observed.py"].replace("9100", str(port))
+    (tmp_path / "observed.py").write_text(code)
+    (tmp_path / "tasks.py").write_text(TASKS)
+    with subprocess.Popen([sys.executable, "observed.py"], cwd=tmp_path, stderr=subprocess.PIPE) as worker:
+        try:
+            assert worker.stderr is not None
+            while b"worker.started" not in worker.stderr.readline():
+                assert worker.poll() is None
+            for page, wanted in [
+                ("metrics", b"mx_rmq_up"),
+                ("livez", b'"ok": true'),
+                ("readyz", b'"ready": true'),
+            ]:
+                with urlopen(f"http://127.0.0.1:{port}/{page}", timeout=10) as reply:
+                    assert wanted in reply.read()
+        finally:
+            worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+
+
+def test_the_probes_of_the_page_are_those_of_the_worker_and_the_events_exist() -> None:
+    page = text_of("docs/observability.md")
+    probes = blocks(section("docs/observability.md", "Kubernetes"), "yaml")
+    assert re.findall(r"path: (/\w+)", probes[0]) == ["/readyz", "/livez"]
+    for code in blocks(page, "python"):
+        compile(code, "observability.md", "exec")
+    tags = {str(kind.__struct_config__.tag) for kind in events.KINDS}
+    named = set(re.findall(r"`([a-z]+\.[a-z_]+)`", section("docs/observability.md", "Events")))
+    assert len(named) > 15
+    assert named <= tags
 
 
 def test_systemd_waits_longer_than_the_worker_and_tells_one_process() -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import logging
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
-from mx_rmq import Reject, Retry, events
+from mx_rmq import ConfigError, RedisMessageQueue, Reject, Retry, RetryLater, events
 from mx_rmq.events import KINDS, Event, MessageCompleted, ServerBack, ServerUnavailable, emit, heard, listen
 from tests.words import dead, eventually, in_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from redis.asyncio import Redis
+
     from mx_rmq.events import Listener
+    from tests.proxy import Proxy
     from tests.words import MakeQueue
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -42,12 +47,9 @@ def plain_types_in(hint: Any) -> Iterator[Any]:
 
 def test_every_class_of_event_is_among_the_kinds_once() -> None:
     """A listener to all of them must not miss one."""
-    defined = [
-        kind
-        for kind in vars(events).values()
-        if inspect.isclass(kind) and issubclass(kind, Event) and kind is not Event
-    ]
-    assert defined == KINDS
+    defined = [kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, Event)]
+    assert len(KINDS) == len(set(KINDS))
+    assert {*defined} == {*KINDS, Event}
 
 
 @each_kind
@@ -91,6 +93,52 @@ def test_an_event_knows_its_name_and_its_fields() -> None:
     assert event.fields == {"server": "redis://localhost", "error": "gone"}
     assert event.text == "redis://localhost: gone"
     assert event.level == logging.WARNING
+
+
+def test_an_event_knows_its_queue_if_it_has_one() -> None:
+    event = ServerBack(queue="shop", server="redis://localhost", seconds=1.0)
+    assert event.fields == {"queue": "shop", "server": "redis://localhost", "seconds": 1.0}
+
+
+WITHOUT_QUEUE = {
+    events.BackoffFailed,  # a Retry may be shared by queues
+    events.EmbeddedRestarted,  # so may an embedded server
+    events.EmbeddedNotRestarted,
+    events.EmbeddedEnded,
+    events.ProcessDied,  # the supervisor knows where to import the queue from, not its name
+    events.ProcessesGivenUp,
+}
+
+
+def made_in(path: Path) -> Iterator[tuple[str, bool]]:
+    """The kinds of events that a module makes, and whether it says whose they are."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "mx_rmq.events"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Attribute(value=ast.Name(id="events"), attr=name):
+                pass
+            case ast.Name(id=name) if name in imported:
+                pass
+            case _:
+                continue
+        if inspect.isclass(getattr(events, name)):
+            yield name, any(keyword.arg == "queue" for keyword in node.keywords)
+
+
+def test_every_event_is_made_with_its_queue() -> None:
+    """Metrics of two queues in one process are told apart by it."""
+    package = Path(events.__file__).parents[1]
+    made = {each for path in package.rglob("*.py") for each in made_in(path)}
+    assert {name for name, _ in made} == {kind.__name__ for kind in KINDS}, "every kind is made somewhere"
+    assert {name for name, says in made if not says} == {kind.__name__ for kind in WITHOUT_QUEUE}
 
 
 # -- listening
@@ -212,8 +260,21 @@ def test_completions_are_heard_only_while_something_listens() -> None:
     assert not heard(MessageCompleted)
 
 
-def test_every_other_kind_is_heard_by_the_logs() -> None:
-    assert [kind for kind in KINDS if not heard(kind)] == [MessageCompleted]
+def test_what_happens_for_every_message_or_call_is_frequent_and_not_logged() -> None:
+    frequent = [kind for kind in KINDS if kind.is_frequent]
+    assert frequent == [kind for kind in KINDS if not heard(kind)]
+    assert [kind.__name__ for kind in frequent] == [
+        "MessagesProduced",
+        "MessagesClaimed",
+        "MessageStarted",
+        "MessageCompleted",
+    ]
+
+
+@pytest.mark.parametrize("kinds", [(), ("message.dead",), (Event,)], ids=["none", "a name", "the root"])
+def test_what_is_no_kind_of_event_cannot_be_listened_to(kinds: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"listen needs kinds of events, such as events.MessageDead, got"):
+        listen(Ear(), *kinds)
 
 
 def test_an_event_without_a_listener_is_no_error() -> None:
@@ -276,6 +337,144 @@ async def test_a_completion_is_told_once_per_completed_message(make_queue: MakeQ
     for event in completed:
         least = 0.045 if event.topic in ("slow", "threaded") else 0.0
         assert least <= event.seconds <= elapsed
+
+
+async def test_a_call_of_produce_is_told_once_with_its_count(mq: RedisMessageQueue, listening: Any) -> None:
+    """Those whose id was taken are counted apart; the blocking producer tells the same."""
+    ear = Ear()
+    listening(ear, events.MessagesProduced)
+    await mq.produce_many("many", range(150))
+    await mq.produce("one", 1, message_id="A1")
+    await mq.produce("one", 1, message_id="A1")
+    await mq.produce("later", 1, delay=60)
+    await asyncio.to_thread(mq.sync.produce_many, "sync", range(3))
+    told = [
+        (event.queue, event.topic, event.messages, event.duplicates)
+        for event in ear.events
+        if isinstance(event, events.MessagesProduced)
+    ]
+    assert told == [
+        ("q", "many", 150, 0),
+        ("q", "one", 1, 0),
+        ("q", "one", 0, 1),
+        ("q", "later", 1, 0),
+        ("q", "sync", 3, 0),
+    ]
+
+
+async def test_a_life_is_told_from_claim_to_end(make_queue: MakeQueue, listening: Any) -> None:
+    mq = make_queue(retry=Retry(2, backoff=[0.0]))
+    ear = Ear()
+    listening(
+        ear,
+        events.MessagesClaimed,
+        events.MessageStarted,
+        events.MessageRetried,
+        events.MessagePutOff,
+        events.MessageCompleted,
+        events.MessageDead,
+    )
+    tries = 0
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RetryLater(0.0, count=False)
+        if tries == 2:
+            raise ValueError("once")
+
+    @mq.handler("dying", retry=Retry(1))
+    async def die(payload: int) -> None:
+        raise ValueError("always")
+
+    await mq.produce("t", 1, message_id="A1")
+    async with mq:
+        mq.start()
+        await in_state(mq, "A1", "gone")
+        await mq.produce("dying", 1, message_id="A2")
+        await dead(mq, "A2")
+    assert {event.queue for event in ear.events} == {"q"}
+    assert [event.name for event in ear.events] == [
+        "messages.claimed",
+        "message.started",
+        "message.put_off",
+        "messages.claimed",
+        "message.started",
+        "message.retried",
+        "messages.claimed",
+        "message.started",
+        "message.completed",
+        "messages.claimed",
+        "message.started",
+        "message.dead",
+    ]
+    for event in ear.events:
+        if isinstance(event, events.MessagePutOff | events.MessageDead):
+            assert event.seconds is not None
+            assert 0 < event.seconds < 5
+
+
+@pytest.mark.parametrize("ttl", [3600, None])
+async def test_the_start_tells_how_long_a_message_was_ready(
+    make_queue: MakeQueue, listening: Any, ttl: float | None
+) -> None:
+    """At its first attempt; of a later one it is not known since when it was ready."""
+    mq = make_queue()
+    ear = Ear()
+    listening(ear, events.MessageStarted)
+    tries = 0
+
+    @mq.handler("t", retry=Retry(2, backoff=[0.0]))
+    async def handle(payload: int) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("once")
+
+    began = time.monotonic()
+    await mq.produce("t", 1, message_id="A1", ttl=ttl)
+    produced = time.monotonic()
+    await eventually(lambda: time.monotonic() > produced + 0.1)
+    async with mq:
+        mq.start()
+        await in_state(mq, "A1", "gone")
+    first, second = [event for event in ear.events if isinstance(event, events.MessageStarted)]
+    assert first.waited is not None
+    assert 0.09 < first.waited < time.monotonic() - began + 0.1
+    assert second.waited is None
+
+
+async def test_a_delay_is_no_waiting(make_queue: MakeQueue, listening: Any) -> None:
+    mq = make_queue()
+    ear = Ear()
+    listening(ear, events.MessageStarted)
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None: ...
+
+    await mq.produce("t", 1, message_id="A1", delay=1.0)
+    async with mq:
+        mq.start()
+        await in_state(mq, "A1", "gone")
+    (started,) = [event for event in ear.events if isinstance(event, events.MessageStarted)]
+    assert started.waited is not None
+    assert started.waited < 0.9
+
+
+async def test_a_lost_connection_that_is_open_again_is_told(
+    proxy: Proxy, redis: Redis, listening: Any
+) -> None:
+    ear = Ear()
+    listening(ear, events.ServerReconnected)
+    async with RedisMessageQueue(proxy.url, name="q", server_check="off") as mq:
+        await mq.produce("t", 1)
+        assert ear.told == []
+        proxy.cut()
+        await mq.produce("t", 2)
+        assert [event.queue for event in ear.events] == ["q"]
+    assert len(ear.told) == 1, "to close is not to lose"
 
 
 async def test_without_a_listener_a_message_is_completed_as_well(make_queue: MakeQueue) -> None:

@@ -8,7 +8,7 @@ from mx_rmq.cli.connecting import opened, place_of
 from mx_rmq.cli.exits import Exit
 from mx_rmq.cli.output import Column, Output
 from mx_rmq.cli.settings import Common
-from mx_rmq.tables import counted
+from mx_rmq.cli.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

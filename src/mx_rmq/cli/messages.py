@@ -12,10 +12,10 @@ from mx_rmq.cli.connecting import known_topic, opened, place_of
 from mx_rmq.cli.exits import Failure, NotFound
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
+from mx_rmq.cli.words import counted
 from mx_rmq.limits import BATCH
 from mx_rmq.operating.messages import Asked, MessagePage
 from mx_rmq.storage.facts import TopicCounts
-from mx_rmq.tables import counted
 from mx_rmq.traces import place_of as frame_of
 
 if TYPE_CHECKING:

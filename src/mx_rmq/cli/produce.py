@@ -16,11 +16,10 @@ from mx_rmq.cli.connecting import opened
 from mx_rmq.cli.exits import Exit, Failure, UsageError, code_of
 from mx_rmq.cli.output import Output
 from mx_rmq.cli.settings import Common
-from mx_rmq.cli.words import header_of, seconds_of
+from mx_rmq.cli.words import counted, header_of, seconds_of
 from mx_rmq.errors import InvalidPayload, MxRmqError
 from mx_rmq.message import Lane
 from mx_rmq.payloads import encode_payload
-from mx_rmq.tables import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,7 +6,7 @@ Imported only where metrics are used, since it needs prometheus-client.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError
-from mx_rmq.message import describe
+from mx_rmq.message import Reason, describe
 from mx_rmq.observing.asgi import AsgiApp
 from mx_rmq.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
@@ -32,6 +32,8 @@ _PATIENCE: Final = 3.0
 """Seconds that the server has to answer; a scrape itself has ten by default."""
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _BY_TOPIC: Final = ("queue", "topic")
+_OUTCOMES: Final = ("claimed", "completed", "retried", "put_off", "dead", "recovered")
+"""What a worker does; a producer adds ``produced`` and ``duplicate``."""
 
 
 class Figures(NamedTuple):
@@ -48,6 +50,8 @@ class Metrics(AsgiApp):
         queue: the queue's name.
         look: reads the queue.
         worker: returns how the worker of this process is; None if there is none.
+        topics: those that have a handler here; may grow. Their counters are there from the start, as 0:
+            Prometheus sees no increase in a counter that appears as 1.
         registry: other metrics to answer with, such as the program's own.
     """
 
@@ -56,12 +60,14 @@ class Metrics(AsgiApp):
         queue: str,
         look: Callable[[], Awaitable[Figures]],
         worker: Callable[[], WorkerHealth | None],
+        topics: Collection[str] = (),
         registry: Collector | None = None,
     ) -> None:
         super().__init__(self._page)
         self._queue = queue
         self._look = look
         self._worker = worker
+        self._topics = topics
         self._registry = registry
         self._looking: asyncio.Task[Figures] | None = None
         self._failing = False
@@ -167,6 +173,16 @@ class Metrics(AsgiApp):
             child = self._children[key] = metric.labels(*labels)
         return child
 
+    def _prepare(self) -> None:
+        """Make the counters of the topics that are handled here."""
+        for topic in self._topics:
+            for outcome in _OUTCOMES:
+                self._child(self._messages, self._queue, topic, outcome)
+            for reason in get_args(Reason):
+                self._child(self._dead, self._queue, topic, reason)
+            for metric in (self._lost, self._ran, self._waited):
+                self._child(metric, self._queue, topic)
+
     # -- a scrape
 
     async def _page(self, _path: str, accept: str) -> Answer:
@@ -193,6 +209,7 @@ class Metrics(AsgiApp):
         return None
 
     def _families(self, figures: Figures | None) -> Iterator[Metric]:
+        self._prepare()
         for family in self._own.collect():
             # These lines double the page, and Prometheus itself does not need them.
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
