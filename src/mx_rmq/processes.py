@@ -181,6 +181,8 @@ def find_queue(where: str) -> RedisMessageQueue:
     path, _, name = where.partition(":")
     if not path or not name:
         raise ConfigError(f"{where!r} does not name a queue; write it as package.module:name")
+    if "/" in path or path.startswith("."):
+        raise ConfigError(f"{where!r} does not name a queue; did you mean {_dotted(where)!r}?")
     module = _import(path, where)
     found: Any = module
     for part in name.split("."):
@@ -204,15 +206,11 @@ def _import(path: str, where: str) -> ModuleType:
         return importlib.import_module(path)
     except MxRmqError:  # the module itself was told what is wrong with it
         raise
-    except (TypeError, ValueError) as error:
-        if path.startswith("."):
-            raise ConfigError(f"{where!r} cannot be found: write it as package.module:name") from None
-        raise _not_imported(path, error) from error
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if path != missing and not path.startswith(f"{missing}."):  # the module imports another one
             raise _not_imported(path, error) from error
-        hint = f"; did you mean {_dotted(where)!r}?" if "/" in path or path.endswith(".py") else ""
+        hint = f"; did you mean {_dotted(where)!r}?" if path.endswith(".py") else ""
         raise ConfigError(f"there is no module {missing!r}, looked for from {Path.cwd()}{hint}") from None
     except Exception as error:
         raise _not_imported(path, error) from error

@@ -44,7 +44,9 @@ def lines_of(error: BaseException) -> str:
     The place of a syntax error is among them. The error itself is not.
     """
     found = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in found.stack if not frame.filename.startswith((_OWN, *_LIBRARIES, "<frozen "))]
+    frames = [
+        frame for frame in found.stack if not frame.filename.startswith((_OWN, *_LIBRARIES, "<frozen "))
+    ]
     lines = traceback.format_list(frames[-_FRAMES:])
     if isinstance(error, SyntaxError):
         lines += list(found.format_exception_only())[:-1]
