@@ -10,6 +10,8 @@ from tests.cli.programs import running
 from tests.words import ONE_SERVER
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from mx_rmq import RedisMessageQueue
     from tests.cli.conftest import Cli
 
@@ -29,7 +31,7 @@ async def test_the_demo_loses_nothing_and_says_so(cli: Cli) -> None:
     assert (ran.code, ran.out) == (2, "")
 
 
-async def test_a_bench_measures_and_leaves_nothing(queue: RedisMessageQueue, cli: Cli) -> None:
+async def test_a_bench_measures_and_leaves_nothing(queue: RedisMessageQueue, redis: Redis, cli: Cli) -> None:
     await queue.produce("orders", 1)
     ran = await cli("bench", "--messages", "300", "--json")
     assert ran.code == 0
@@ -42,7 +44,7 @@ async def test_a_bench_measures_and_leaves_nothing(queue: RedisMessageQueue, cli
     ran = await cli("bench", "--messages", "10", "--quiet", "--queue", "bench-mine")
     assert (ran.code, ran.err) == (0, "")
     assert [row[0] for row in ran.rows][:4] == ["server", "messages", "produced /s", "handled /s"]
-    assert await queue.queues() == ["q"]
+    assert await redis.keys("mx-rmq:{bench-*") == []
     assert (await queue.counts()).pending == 1
 
 
@@ -60,10 +62,10 @@ async def test_a_bench_refuses_what_is_not_its_own(queue: RedisMessageQueue, cli
     assert (await cli("bench", "--url", "redis://127.0.0.1:1")).code == 3
 
 
-async def test_an_interrupted_bench_leaves_nothing_either(queue: RedisMessageQueue, cli: Cli) -> None:
+async def test_an_interrupted_bench_leaves_nothing_either(redis: Redis, cli: Cli) -> None:
     async with running(cli, "bench", "--messages", "200000") as program:
         await program.says("messages go through queue")
         program.send(signal.SIGINT)
         assert await program.code() == 130
     assert program.err.splitlines()[-1] == "mx-rmq: interrupted"
-    assert await queue.queues() == []
+    assert await redis.keys("*") == []
