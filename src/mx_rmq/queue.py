@@ -23,6 +23,7 @@ from mx_rmq.observing.asgi import serving
 from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.deletion import delete_queue
 from mx_rmq.operating.doctor import examine
 from mx_rmq.operating.health import read_health
 from mx_rmq.operating.inspector import Inspector
@@ -410,7 +411,7 @@ class RedisMessageQueue:
         """
         await self._lifecycle.stop()
 
-    async def run(self, *, until_idle: bool = False) -> None:
+    async def run(self, *, until_idle: bool = False, topics: Collection[str] | None = None) -> None:
         """Handle messages until SIGTERM or SIGINT; a second signal stops handlers at once.
 
         A signal that was ignored before stays ignored. A handler that was there before, such as a web
@@ -419,8 +420,12 @@ class RedisMessageQueue:
         Args:
             until_idle: return also when nothing is pending, running or due in the topics handled here. For
                 cron jobs and scripts. Messages that are delayed, retries among them, stay for the next run.
+            topics: serve only these; None for all that have a handler.
+
+        Raises:
+            NoHandler: there is no handler, or one of *topics* has none.
         """
-        await self._lifecycle.run(self.close, until_idle=until_idle)
+        await self._lifecycle.run(self.close, until_idle=until_idle, topics=topics)
 
     async def drain(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - the error says what is left
         """Wait until nothing is pending, running or due in the queue, wherever its workers are.
@@ -433,21 +438,32 @@ class RedisMessageQueue:
         """
         await self._lifecycle.drain(check_seconds("timeout", timeout, none="no limit"))
 
-    def override(self, url: str, *, new_store: NewStore = Store) -> Override:
-        """Use another server inside ``with mq.override("embedded://"):``, for tests.
+    def override(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        new_store: NewStore = Store,
+    ) -> Override:
+        """Use another server inside ``with mq.override("embedded://"):``, for tests and programs.
 
         The queue must not be open; ``async with`` also closes it at the end of the block. With
         ``embedded://`` the block has a private server of its own, and what is in it at the end is gone.
 
         Args:
-            url: of the other server.
+            url: of the other server; None stays with this one.
+            name: another name of the queue.
+            concurrency: another number of handlers at once.
             new_store: a replacement for the store, for test kits that record or have their own clock.
         """
 
         def set_config(config: Config) -> None:
             self.config = config
 
-        return Override(url, self._lifecycle, self.sync, set_config, new_store)
+        changes = {"url": url, "name": name, "concurrency": concurrency}
+        given = {option: value for option, value in changes.items() if value is not None}
+        return Override(given, self._lifecycle, self.sync, set_config, new_store)
 
     async def __aenter__(self) -> RedisMessageQueue:
         await self.open()
@@ -607,6 +623,16 @@ class RedisMessageQueue:
             UnknownTopic: there is no such topic.
         """
         return await self._topics.purge(topic)
+
+    async def delete(self) -> int:
+        """Delete the queue: every message, dead letter and counter is gone; returns how many keys there were.
+
+        It looks at all keys of the server.
+
+        Raises:
+            ConfigError: a live worker serves it.
+        """
+        return await delete_queue(self._lifecycle.shards)
 
     async def queues(self) -> Names:
         """The names of all queues on the server that were produced to or have workers."""

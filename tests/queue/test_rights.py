@@ -163,6 +163,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         await damage(mq, redis)
         (report,) = await mq.audit(repair=True)
         assert {finding.kind for finding in report.findings} >= {"wrong-type", "foreign-field"}
+        assert await mq.delete() > 0
     assert await refused(redis) == set()
 
 
@@ -179,7 +180,7 @@ async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    "right", ["+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+rename"]
+    "right", ["+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+rename", "+unlink"]
 )
 async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
     rules = [rule for rule in OPERATOR if rule != right]
@@ -193,6 +194,7 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
             await mq.counts()
             await mq.dlq.list()
             await mq.audit(repair=True)
+            await mq.delete()
 
         with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):
             await operate()

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COMMANDS: Final = {
+    "Run": {
+        "run": ("running:run_worker", "Run a queue's worker."),
+        "dev": ("dev:dev", "Develop: a server, a worker that reloads, a live table."),
+        "serve": ("serving:serve", "Run the bundled server in the foreground."),
+        "demo": ("trial:demo", "See ten thousand messages go through a queue."),
+        "bench": ("trial:bench", "Measure a server with a small load."),
+    },
     "Look": {
         "topics": ("topics:show_topics", "How every topic stands."),
         "messages": ("messages:messages", "The messages of a topic in one state."),
