@@ -23,8 +23,8 @@ NAMES = """
     Workers WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel close config counts delete dlq doctor drain explain find handler has_produce_middleware health
-    health_app list metrics_app middleware on_dead on_retry open override pause produce produce_many
+    audit cancel close config counts delete dlq doctor drain explain find handler has_produce_middleware
+    health health_app list metrics_app middleware on_dead on_retry open override pause produce produce_many
     produce_middleware purge queues resume run serve_metrics start stop sync topics workers
 """
 OPTIONS = """
