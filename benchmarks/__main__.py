@@ -14,6 +14,7 @@ from benchmarks import against, comparison
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
 from benchmarks.latency import latency
+from benchmarks.observing import observing
 from benchmarks.operating import operating
 from benchmarks.rows import Row, as_json, as_table
 from benchmarks.throughput import throughput
@@ -28,6 +29,7 @@ def measures(rounds: int) -> dict[str, Measure]:
         "weight": weight,
         "flatness": flatness,
         "growth": growth,
+        "observing": lambda scale: observing(scale, rounds),
         "operating": operating,
     }
 

@@ -5,6 +5,8 @@ It needs the extra ``otel``, which is the API only. The program chooses the SDK 
 
 from __future__ import annotations
 
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
     from mx_rmq.worker.handlers import CallNext
 
 _SYSTEM: Final = "mx_rmq"
+_LOOK: Final = 0.1
+"""Seconds between two looks for a provider: a look costs more than the rest of a call."""
 _instrumented: WeakSet[RedisMessageQueue] = WeakSet()
 
 
 def instrument(mq: RedisMessageQueue, tracer_provider: TracerProvider | None = None) -> None:
     """Make spans of what a queue produces and handles; a second call for the same queue does nothing.
 
-    Call it before the worker starts. Without a provider, set here or for the whole program at any time,
-    messages get no headers and calls pass straight through.
+    Call it before the worker starts. Without a provider, messages get no headers and there is no layer around
+    calls. The program may set its provider at any time; that is noticed within a tenth of a second.
 
     Args:
         mq: the queue.
@@ -46,104 +50,76 @@ def instrument(mq: RedisMessageQueue, tracer_provider: TracerProvider | None = N
     """
     if mq not in _instrumented:
         _instrumented.add(mq)
-        tracers = _Tracers(tracer_provider)
-        mq.produce_middleware(_Producing(mq.config.name, tracers))
-        mq.middleware(_Handling(mq.config.name, tracers))
+        mq.produce_middleware(_Producing(mq.config.name, tracer_provider))
+        mq.middleware(_Handling(mq.config.name, tracer_provider))
 
 
-class _Tracers:
-    """The tracer, as soon as there is a provider: the program may set one at any time."""
+class _Layer:
+    """A layer that is on as soon as there is a provider."""
 
-    def __init__(self, provider: TracerProvider | None) -> None:
-        self._tracer: Tracer | None = None
+    def __init__(self, queue: str, provider: TracerProvider | None) -> None:
+        self._queue = queue
+        self._provider = provider
+        self._looked_at = -inf
+        self._tracer: Tracer = trace.NoOpTracer()
         if provider is not None:
             self._use(provider)
 
-    def get(self) -> Tracer | None:
-        """None as long as there is no provider."""
-        if self._tracer is None:
+    def is_on(self) -> bool:
+        """Whether there is a provider; the program's is asked for ten times a second at most."""
+        if self._provider is None and (now := monotonic()) - self._looked_at >= _LOOK:
+            self._looked_at = now
             provider = trace.get_tracer_provider()
             if not isinstance(provider, trace.ProxyTracerProvider):
                 self._use(provider)
-        return self._tracer
+        return self._provider is not None
 
     def _use(self, provider: TracerProvider) -> None:
+        self._provider = provider
         self._tracer = provider.get_tracer("mx_rmq", __version__)
 
 
-class _Producing:
+class _Producing(_Layer):
     """A layer around produce."""
 
-    def __init__(self, queue: str, tracers: _Tracers) -> None:
-        self._queue = queue
-        self._tracers = tracers
-
-    def __call__(
+    async def __call__(
         self, call_next: ProduceNext, topic: str, payload: Any, options: ProduceOptions
-    ) -> Awaitable[Receipt]:
-        tracer = self._tracers.get()
-        if tracer is None:
-            return call_next(topic, payload, options)
-        return self._one(tracer, call_next, topic, payload, options)
-
-    def many(
-        self, call_next: ProduceManyNext, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
-    ) -> Awaitable[list[Receipt]]:
-        """Wrap a whole ``produce_many``: one span, whose context all its messages carry."""
-        tracer = self._tracers.get()
-        if tracer is None:
-            return call_next(topic, payloads, options)
-        return self._many(tracer, call_next, topic, payloads, options)
-
-    async def _one(
-        self, tracer: Tracer, call_next: ProduceNext, topic: str, payload: Any, options: ProduceOptions
     ) -> Receipt:
-        with self._span(tracer, topic) as span:
+        with self._span(topic) as span:
             receipt = await call_next(topic, payload, {**options, "headers": _carrying(options)})
             span.set_attribute("messaging.message.id", str(receipt))
             if receipt.duplicate:
                 span.set_attribute("messaging.mx_rmq.duplicate", True)
             return receipt
 
-    async def _many(
-        self,
-        tracer: Tracer,
-        call_next: ProduceManyNext,
-        topic: str,
-        payloads: Iterable[Any],
-        options: ProduceManyOptions,
+    async def many(
+        self, call_next: ProduceManyNext, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
     ) -> list[Receipt]:
-        with self._span(tracer, topic) as span:
+        """Wrap a whole ``produce_many``: one span, whose context all its messages carry."""
+        with self._span(topic) as span:
             receipts = await call_next(topic, payloads, {**options, "headers": _carrying(options)})
             span.set_attribute("messaging.batch.message_count", len(receipts))
             return receipts
 
-    def _span(self, tracer: Tracer, topic: str) -> Any:
-        return tracer.start_as_current_span(
+    def _span(self, topic: str) -> Any:
+        return self._tracer.start_as_current_span(
             f"{topic} send", kind=SpanKind.PRODUCER, attributes=_attributes(self._queue, topic, "send")
         )
 
 
-class _Handling:
+class _Handling(_Layer):
     """A layer around handlers."""
 
-    def __init__(self, queue: str, tracers: _Tracers) -> None:
-        self._queue = queue
-        self._tracers = tracers
-
     def __call__(self, call_next: CallNext, payload: Any, context: Any) -> Awaitable[Any]:
-        tracer = self._tracers.get()
-        if tracer is None:
-            return call_next(payload, context)
         if isinstance(context, list):
-            return self._batch(tracer, call_next, payload, context)
-        return self._one(tracer, call_next, payload, context)
+            return self._batch(call_next, payload, context)
+        return self._one(call_next, payload, context)
 
-    async def _one(self, tracer: Tracer, call_next: CallNext, payload: Any, context: Context) -> Any:
+    async def _one(self, call_next: CallNext, payload: Any, context: Context) -> Any:
         attributes = _attributes(self._queue, context.topic, "process")
         attributes["messaging.message.id"] = context.message_id
         attributes["messaging.mx_rmq.attempt"] = context.attempt
-        with tracer.start_as_current_span(
+        with self._tracer.start_as_current_span(
             f"{context.topic} process",
             context=propagate.extract(context.headers),
             kind=SpanKind.CONSUMER,
@@ -157,13 +133,11 @@ class _Handling:
                 _record(span, error)
                 raise
 
-    async def _batch(
-        self, tracer: Tracer, call_next: CallNext, payloads: Any, contexts: list[Context]
-    ) -> Any:
+    async def _batch(self, call_next: CallNext, payloads: Any, contexts: list[Context]) -> Any:
         topic = contexts[0].topic
         attributes = _attributes(self._queue, topic, "process")
         attributes["messaging.batch.message_count"] = len(contexts)
-        with tracer.start_as_current_span(
+        with self._tracer.start_as_current_span(
             f"{topic} process",
             kind=SpanKind.CONSUMER,
             attributes=attributes,

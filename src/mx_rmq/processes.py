@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,13 +31,14 @@ from mx_rmq.traces import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
 _TRIES = 3
 """How often each process may die at once before ``run_processes`` gives up."""
 _QUICK = 5.0
 """Seconds; a process that ends sooner than this after its start is replaced only after a pause."""
-_LONGEST: Final = 16_000
+_LONGEST: Final = 64_000
 """Bytes of the text with which a process ends."""
 _finding: list[str] = []
 """The queues that are being imported now."""
@@ -118,13 +119,20 @@ def run_with(queue: RedisMessageQueue, options: WorkerOptions) -> None:
     """Run a queue's worker with options of a program in place of the queue's own."""
     if options.log is not None:
         configure_program(options.log, options.level)
-    with queue.override(options.url, name=options.name, concurrency=options.concurrency):
+    with _overridden(queue, options):
         run(
             queue,
             until_idle=options.until_idle,
             topics=options.topics,
             metrics_port=options.metrics_port,
         )
+
+
+def _overridden(queue: RedisMessageQueue, options: WorkerOptions) -> AbstractContextManager[None]:
+    """The queue with the options in place of its own; untouched if there are none."""
+    if options.url is None and options.name is None and options.concurrency is None:
+        return nullcontext()
+    return queue.override(options.url, name=options.name, concurrency=options.concurrency)
 
 
 def run_processes(queue: str, processes: int, *, metrics_port: int | None = None) -> int:
@@ -158,7 +166,7 @@ def run_processes_with(options: WorkerOptions, processes: int) -> int:
             'put the call under if __name__ == "__main__":'
         )
     found = find_queue(options.queue)  # what is wrong fails here, not in every process
-    with found.override(options.url, name=options.name, concurrency=options.concurrency):
+    with _overridden(found, options):
         if found.config.url == "embedded://":
             raise ConfigError(
                 "with embedded:// each process would have a private server of its own; "
@@ -181,6 +189,8 @@ def find_queue(where: str) -> RedisMessageQueue:
     path, _, name = where.partition(":")
     if not path or not name:
         raise ConfigError(f"{where!r} does not name a queue; write it as package.module:name")
+    if "/" in path or path.startswith("."):
+        raise ConfigError(f"{where!r} does not name a queue; did you mean {_dotted(where)!r}?")
     module = _import(path, where)
     found: Any = module
     for part in name.split("."):
@@ -204,15 +214,11 @@ def _import(path: str, where: str) -> ModuleType:
         return importlib.import_module(path)
     except MxRmqError:  # the module itself was told what is wrong with it
         raise
-    except (TypeError, ValueError) as error:
-        if path.startswith("."):
-            raise ConfigError(f"{where!r} cannot be found: write it as package.module:name") from None
-        raise _not_imported(path, error) from error
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if path != missing and not path.startswith(f"{missing}."):  # the module imports another one
             raise _not_imported(path, error) from error
-        hint = f"; did you mean {_dotted(where)!r}?" if "/" in path or path.endswith(".py") else ""
+        hint = f"; did you mean {_dotted(where)!r}?" if path.endswith(".py") else ""
         raise ConfigError(f"there is no module {missing!r}, looked for from {Path.cwd()}{hint}") from None
     except Exception as error:
         raise _not_imported(path, error) from error

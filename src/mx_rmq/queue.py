@@ -31,7 +31,7 @@ from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.topics import Topics, queue_names, topic_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
-from mx_rmq.producing.middleware import around, around_many
+from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import (
     check_options,
     check_payloads,
@@ -176,7 +176,7 @@ class RedisMessageQueue:
         """
         if _unknown:
             refuse_unknown_options(_unknown)
-        if self._produce_layers:
+        if self._produce_layers and (layers := active(self._produce_layers)):
             options: ProduceOptions = {
                 "priority": priority,
                 "delay": delay,
@@ -188,7 +188,7 @@ class RedisMessageQueue:
                 "remember": remember,
                 "durability": durability,
             }
-            return await around(self._produce_layers, self._produce)(topic, payload, options)
+            return await around(layers, self._produce)(topic, payload, options)
         message = check_options(
             self.config,
             topic,
@@ -219,14 +219,15 @@ class RedisMessageQueue:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        if not self._produce_layers:
+        layers = active(self._produce_layers)
+        if not layers:
             return await self._produce_many(topic, payloads, options)
         check_options(self.config, topic, **options)
         check_payloads(payloads)
-        whole = around_many(self._produce_layers, self._produce_many)
+        whole = around_many(layers, self._produce_many)
         if whole is not None:
             return await whole(topic, payloads, options)
-        one = around(self._produce_layers, self._produce)
+        one = around(layers, self._produce)
         return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
@@ -240,7 +241,7 @@ class RedisMessageQueue:
     @property
     def has_produce_middleware(self) -> bool:
         """Whether produce has middleware."""
-        return bool(self._produce_layers)
+        return bool(active(self._produce_layers))
 
     async def _produce(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         """Produce without middleware; the innermost layer calls this."""

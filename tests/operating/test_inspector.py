@@ -146,6 +146,10 @@ async def test_unreadable_bytes_are_found_in_every_state(
             await store.move_to_dlq("t", [(delivery, b"", b"\xfe why")])
     facts = await queue.find("bad")
     assert (facts.state, facts.topic, facts.message) == (state, "t", None)
+    assert facts.body == b"\xff\x00 nonsense"
+    assert "stored bytes are not a message" in facts.unreadable
+    assert facts.as_dict()["body"] == "ff00206e6f6e73656e7365"
+    assert "ff 00 20 6e" in str(facts)
     assert "message bad of topic 't'" in await queue.explain("bad")
 
 

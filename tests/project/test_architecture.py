@@ -29,7 +29,8 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
         "queue",
         "processes",
         "__init__",
-        "demo otel testing cli",
+        "demo otel testing",
+        "cli",
         "__main__",
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ async def opened(common: Common, *, must_exist: bool = True) -> AsyncIterator[Re
     config = Config(
         **common.options(), patience=_PATIENCE, socket_timeout=2.0, server_check="off", durability_timeout=1.0
     )
+    logging.getLogger("mx_rmq").addHandler(logging.NullHandler())  # a command says itself what went wrong
     try:
         async with RedisMessageQueue(config=config) as queue:
             if must_exist:

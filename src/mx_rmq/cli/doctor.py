@@ -30,7 +30,8 @@ async def doctor(*, common: Common = _DEFAULT) -> int:
     async with opened(common) as queue:
         checkup = await queue.doctor()
     if out.is_terminal:
-        rows, styles = [], []
+        rows: list[tuple[str, str, str]] = []
+        styles: list[str] = []
         for each in checkup.diagnoses:
             rows.append((each.level, each.what, each.said))
             styles.append(_STYLES[each.level])

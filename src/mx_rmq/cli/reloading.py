@@ -54,9 +54,10 @@ class Reloading(Supervisor):
             return
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         _say(logging.INFO, "code.changed", f"{_short(changed[0])}{more}; the worker starts again")
-        self._restarting = True
-        for process in self._running:
-            process.terminate()
+        if not self._restarting:  # a second signal would end running handlers at once
+            self._restarting = True
+            for process in self._running:
+                process.terminate()
         self._start_again()
 
     def _ended(self, process: Process) -> int:

@@ -61,6 +61,8 @@ def run_worker(
         queue: another name than the queue's own.
         quiet: log warnings and errors only.
     """
+    check_whole("--processes", processes, 1)
+    check_whole("--metrics-port", metrics_port, 1, 65536 - processes, none="no metrics")
     where = enter_project(app)
     options = WorkerOptions(
         queue=where,
@@ -76,7 +78,6 @@ def run_worker(
     if reload or reload_dir:
         if burst:
             raise UsageError("--burst ends by itself and --reload does not; give one of them")
-        check_whole("--processes", processes, 1)
         watched = watched_in(reload_dir)
         configure_program(log, options.level)
         return Reloading(options, processes, watched).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -64,5 +65,5 @@ def _refuse_taken(port: int) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise Failure(
-            f"port {port} cannot be used ({error.strerror}); choose another one with --port"
+            f"port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another one with --port"
         ) from None

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _DEFAULT = Common()
 _SHORTEST: Final = 0.1
-_TOTALS: Final = ("produced", "completed", "retried", "recovered", "dead")
 _NONE: Final = TopicCounts()
 
 
@@ -39,10 +38,9 @@ async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
             await _watch(queue, interval, out)
             return
         counts = await queue.counts()
-    columns: list[Column | str] = ["topic", *_TOTALS[:-1], Column("dead", style="red")]
-    rows: list[list[Cell]] = [
-        [name, *(_total(of, event) for event in _TOTALS)] for name, of in counts.topics.items()
-    ]
+    columns: list[Column | str] = ["topic", "produced", "completed", "retried", "recovered"]
+    columns.append(Column("dead", style="red"))
+    rows: list[list[Cell]] = [[name, *_totals(of).values()] for name, of in counts.topics.items()]
     data = {
         "topics": {name: _totals(of) for name, of in counts.topics.items()},
         "read_at": iso(counts.read_at),
@@ -83,13 +81,13 @@ async def _watch(queue: RedisMessageQueue, interval: float, out: Output) -> None
 def _rates(before: Counts, now: Counts) -> dict[str, dict[str, float]]:
     """Events a second, by topic; the totals of a topic that was forgotten begin anew."""
     seconds = max(now.read_at - before.read_at, 0.001)
-    return {
-        name: {
-            event: max(0, _total(of, event) - _total(before.topics.get(name, _NONE), event)) / seconds
-            for event in _TOTALS
+    rates = {}
+    for name, of in now.topics.items():
+        earlier = _totals(before.topics.get(name, _NONE))
+        rates[name] = {
+            event: max(0, total - earlier[event]) / seconds for event, total in _totals(of).items()
         }
-        for name, of in now.topics.items()
-    }
+    return rates
 
 
 def _said(counts: Counts, rates: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -101,9 +99,10 @@ def _said(counts: Counts, rates: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 
 def _totals(of: TopicCounts) -> dict[str, int]:
-    return {event: _total(of, event) for event in _TOTALS}
-
-
-def _total(of: TopicCounts, event: str) -> int:
-    total: int = getattr(of, event)
-    return total
+    return {
+        "produced": of.produced,
+        "completed": of.completed,
+        "retried": of.retried,
+        "recovered": of.recovered,
+        "dead": of.dead,
+    }

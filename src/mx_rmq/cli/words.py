@@ -7,6 +7,7 @@ from typing import Final
 
 from mx_rmq.cli.exits import UsageError
 from mx_rmq.limits import MOST_SECONDS
+from mx_rmq.tables import counted as counted
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -29,11 +30,6 @@ def rate_of(option: str, text: str) -> float:
     if not 0 < rate < MOST_SECONDS:
         raise UsageError(f"{option} must be a rate such as 100/s or 30/m, got {text!r}")
     return rate
-
-
-def counted(number: int, what: str) -> str:
-    """How many there are of something, such as ``1 message`` or ``2,500 messages``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def header_of(option: str, text: str) -> tuple[str, str]:

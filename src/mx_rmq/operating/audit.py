@@ -8,10 +8,11 @@ for a second time before it counts as stray.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
@@ -148,20 +149,28 @@ async def audit(
         within: seconds after which to return what was found so far; None for no limit.
         progress: called with the number of messages looked at so far.
     """
-    run = _Audit(store, repair=repair, lease=lease, progress=progress)
+    until = inf if within is None else monotonic() + within
+    run = _Audit(store, repair=repair, lease=lease, until=until, progress=progress)
     try:
-        async with asyncio.timeout(within) as end:
-            await run.run()
-    except TimeoutError:
-        if not end.expired():
-            raise
+        await run.run()
+    except _TimeOver:
         run.report.finished = run.report.counters_checked = False
     return run.report
 
 
+class _TimeOver(Exception):
+    """The audit shall end now."""
+
+
 class _Audit:
     def __init__(
-        self, store: Store, *, repair: bool, lease: float, progress: Callable[[int], None] | None
+        self,
+        store: Store,
+        *,
+        repair: bool,
+        lease: float,
+        until: float,
+        progress: Callable[[int], None] | None,
     ) -> None:
         self._store = store
         self._keys = store.keys
@@ -169,6 +178,7 @@ class _Audit:
         """Whether to ask HSCAN for NOVALUES; False once that is known not to work."""
         self._repair = repair
         self._lease = lease
+        self._until = until
         self._progress = progress
         self.report = AuditReport()
         self._live: Counter[str] = Counter()
@@ -403,6 +413,8 @@ class _Audit:
             self.report.findings.append(Finding(kind, what, topic, repaired=self._repair, detail=detail))
 
     async def _command(self, *args: Any) -> Any:
+        if monotonic() > self._until:
+            raise _TimeOver
         return await self._store.commands.execute_command(*args)
 
     async def _stored(self, part: str) -> AsyncIterator[Suspect]:

@@ -12,7 +12,7 @@ from mx_rmq.operating.audit import audit
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.storage.server_check import risks_of, too_old, version_of
 from mx_rmq.storage.server_facts import read_server
-from mx_rmq.tables import ago, plain_fields, table
+from mx_rmq.tables import ago, counted, plain_fields, table
 from mx_rmq.version import __version__
 
 if TYPE_CHECKING:
@@ -275,20 +275,19 @@ async def _look_at_topics(shards: Sequence[Shard]) -> list[Diagnosis]:
 
 
 def _topics(counts: Counts, workers: Workers) -> Iterator[Diagnosis]:
-    known = "1 topic" if len(counts.topics) == 1 else f"{len(counts.topics):,} topics"
-    said = f"{known}, {counts.pending:,} pending, {counts.processing:,} processing"
-    yield Diagnosis("topics", "ok", f"{said}, {counts.delayed:,} delayed")
+    states = f"{counts.pending:,} pending, {counts.processing:,} processing, {counts.delayed:,} delayed"
+    yield Diagnosis("topics", "ok", f"{counted(len(counts.topics), 'topic')}; {states}")
     paused = [topic for topic, of in counts.topics.items() if of.paused]
     if paused:
         remedy = f"mx-rmq topic resume {paused[0] if len(paused) == 1 else 'TOPIC'}"
         yield Diagnosis("paused", "warning", f"not delivered: {named(paused)}", remedy)
     if alone := unserved(counts, workers):
         waiting = sum(counts.topics[topic].pending + counts.topics[topic].delayed for topic in alone)
-        said = f"{waiting:,} messages wait and no live worker serves {named(alone)}"
+        said = f"no live worker serves {named(alone)}: {counted(waiting, 'message')} waiting"
         remedy = "start a worker that has a handler for it, or look whether the name is misspelt"
         yield Diagnosis("unserved", "problem", said, remedy)
     if counts.dead:
-        said = f"{counts.dead:,} messages are dead"
+        said = f"{counted(counts.dead, 'message')} in the DLQ"
         yield Diagnosis("dead letters", "warning", said, "see why with mx-rmq dlq groups")
 
 
@@ -316,10 +315,10 @@ async def _look_by_audit(shard: Shard, lease: float, within: float) -> list[Diag
 
 
 def _audited(report: AuditReport, within: float) -> Diagnosis:
-    looked = f"{report.places.total():,} messages"
+    looked = counted(report.places.total(), "message")
     if report.findings:
         kinds = sorted({finding.kind for finding in report.findings})
-        said = f"{len(report.findings):,} findings in {looked}: {named(kinds)}"
+        said = f"{counted(len(report.findings), 'finding')} in {looked}: {named(kinds)}"
         return Diagnosis("audit", "problem", said, "see them with mx-rmq audit, mend them with --repair")
     if not report.finished:
         said = f"nothing wrong so far; stopped after {within:g} s and {looked}"

@@ -32,13 +32,19 @@ class ProduceMiddleware(Protocol):
     """A layer around every produce.
 
     A layer may have a method ``many(call_next, topic, payloads, options)`` too, for a whole ``produce_many``.
-    If every layer has one, it stays one; otherwise its messages are produced one by one.
+    If every layer has one, it stays one; otherwise its messages are produced one by one. While its method
+    ``is_on()``, if it has one, returns False, a layer is left out and costs nothing.
     """
 
     def __call__(
         self, call_next: ProduceNext, topic: str, payload: Any, options: ProduceOptions, /
     ) -> Awaitable[Receipt]:
         """Produce with *call_next*, and return its receipt."""
+
+
+def active(layers: Sequence[ProduceMiddleware]) -> Sequence[ProduceMiddleware]:
+    """The layers that are not off."""
+    return [layer for layer in layers if (is_on := getattr(layer, "is_on", None)) is None or is_on()]
 
 
 def around(layers: Sequence[ProduceMiddleware], last: ProduceNext) -> ProduceNext:

@@ -12,7 +12,7 @@ from mx_rmq.errors import ConfigError, NotDurable
 from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
-from mx_rmq.producing.middleware import around, around_many
+from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.receipt import Receipt
 from mx_rmq.storage.availability import Availability
@@ -74,8 +74,8 @@ class SyncProducer:
     def produce(self, topic: str, payload: Any, **options: Unpack[ProduceOptions]) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
         refuse_unknown_options(options)
-        if self._layers:
-            return self._produce_through(topic, payload, options)
+        if layers := active(self._layers):
+            return self._produce_through(layers, topic, payload, options)
         (receipt,) = self._send(topic, [self._message(topic, payload, options)])
         return receipt
 
@@ -86,7 +86,7 @@ class SyncProducer:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        if self._layers:
+        if layers := active(self._layers):
             stored: list[str] = []
 
             async def last(topic: str, payloads: Iterable[Any], options: ProduceManyOptions) -> list[Receipt]:
@@ -94,10 +94,10 @@ class SyncProducer:
                 stored.extend(receipts)
                 return receipts
 
-            whole = around_many(self._layers, last)
+            whole = around_many(layers, last)
             if whole is not None:
                 return self._through(whole(topic, payloads, options), stored)
-            one = self._produce_through
+            one = partial(self._produce_through, layers)
             return [one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
         return self._produce_many(topic, payloads, options)
 
@@ -135,7 +135,9 @@ class SyncProducer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _produce_through(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
+    def _produce_through(
+        self, layers: Sequence[ProduceMiddleware], topic: str, payload: Any, options: ProduceOptions
+    ) -> Receipt:
         """Produce through the middleware, which cannot await anything but ``call_next`` here."""
         stored: list[str] = []
 
@@ -144,7 +146,7 @@ class SyncProducer:
             stored.append(receipt)
             return receipt
 
-        return self._through(around(self._layers, last)(topic, payload, options), stored)
+        return self._through(around(layers, last)(topic, payload, options), stored)
 
     def _through(self, call: Awaitable[R], stored: Sequence[str] = ()) -> R:
         """Run a call through the middleware; *stored* has what the call stored before it failed."""

@@ -36,7 +36,10 @@ class CallNext(Protocol):
 
 
 class Middleware(Protocol):
-    """A layer around every handler."""
+    """A layer around every handler.
+
+    While its method ``is_on()``, if it has one, returns False, a layer is left out and costs nothing.
+    """
 
     def __call__(self, call_next: CallNext, payload: Any, context: Any, /) -> Awaitable[Any]:
         """Handle with *call_next*, and return its result."""

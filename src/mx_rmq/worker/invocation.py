@@ -21,7 +21,28 @@ if TYPE_CHECKING:
 def invocation_of(
     handler: Handler[..., Any], threads: Threads, middleware: Sequence[Middleware]
 ) -> Invocation:
-    """Build the shortest call of a handler: one more coroutine would cost as much as some handlers."""
+    """Build the shortest call of a handler: one more coroutine would cost as much as some handlers.
+
+    Layers with a method ``is_on`` are left out of a call while it returns False.
+    """
+    switches = [layer.is_on for layer in middleware if hasattr(layer, "is_on")]
+    whole = _invocation_of(handler, threads, middleware)
+    if not switches:
+        return whole
+    short = _invocation_of(handler, threads, [layer for layer in middleware if not hasattr(layer, "is_on")])
+
+    def call(jobs: Sequence[Job]) -> Awaitable[Any]:
+        for is_on in switches:
+            if is_on():
+                return whole(jobs)
+        return short(jobs)
+
+    return call
+
+
+def _invocation_of(
+    handler: Handler[..., Any], threads: Threads, middleware: Sequence[Middleware]
+) -> Invocation:
     function: Any
     if handler.is_async and not middleware:
         function, takes_context = handler.function, handler.takes_context
