@@ -18,8 +18,9 @@ from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.messages import print_message
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
-from mx_rmq.cli.words import counted, rate_of, seconds_of
+from mx_rmq.cli.words import rate_of, seconds_of
 from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead
+from mx_rmq.tables import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
