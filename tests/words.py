@@ -88,7 +88,7 @@ async def complete(redis: Redis, topic: str = "t") -> list[str]:
     return [delivery.id for delivery in deliveries]
 
 
-async def bury(redis: Redis, death: Death | None = None, topic: str = "t") -> list[str]:
+async def bury(redis: Redis, death: Death | None = None, topic: str = "t", *, trace: str = "") -> list[str]:
     """Let everything that is pending fail for good, and say what that was."""
     death = death or Death(reason="failed", error="ValueError: no", kind="ValueError")
     deliveries = await claim(redis, topic)
@@ -96,7 +96,7 @@ async def bury(redis: Redis, death: Death | None = None, topic: str = "t") -> li
     for delivery in deliveries:
         message = decode_message(delivery.body)
         message.attempts += 1
-        message.remember(PastAttempt(at=1.0, worker="w1", error=death.error))
+        message.remember(PastAttempt(at=1.0, worker="w1", error=death.error, trace=trace))
         dead.append((delivery, encode_message(message), encode_death(death)))
     if dead:
         await store_of(redis).move_to_dlq(topic, dead)

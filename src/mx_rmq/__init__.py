@@ -17,6 +17,7 @@ from mx_rmq.errors import (
     NotOnDisk,
     NotReplicated,
     OutOfMemory,
+    ServerRefused,
     ServerUnavailable,
     StoreError,
     UnknownTopic,
@@ -24,7 +25,6 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
-from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, QueueOptions
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadLetters
+    from mx_rmq.operating.doctor import Checkup, Diagnosis
     from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
     from mx_rmq.operating.letters import (
         CanaryDied,
@@ -57,9 +58,12 @@ if TYPE_CHECKING:
     from mx_rmq.receipt import Receipt, Stored
     from mx_rmq.retry import Retry
     from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
+    from mx_rmq.version import __version__
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
+
+__version__ = "2.0.0a1"
 
 __all__ = [
     "AsgiApp",
@@ -68,6 +72,7 @@ __all__ = [
     "CallNext",
     "CanaryDied",
     "CanaryUnfinished",
+    "Checkup",
     "Config",
     "ConfigError",
     "Context",
@@ -77,6 +82,7 @@ __all__ = [
     "DeadGroups",
     "DeadLetter",
     "DeadLetters",
+    "Diagnosis",
     "EmbeddedServerError",
     "Finding",
     "Handler",
@@ -117,6 +123,7 @@ __all__ = [
     "Retry",
     "RetryEvent",
     "RetryLater",
+    "ServerRefused",
     "ServerUnavailable",
     "ShardHealth",
     "StoreError",
@@ -144,6 +151,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadLetters",
+        "mx_rmq.operating.doctor": "Checkup Diagnosis",
         "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",
         "mx_rmq.operating.letters": (
             "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
@@ -160,6 +168,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.receipt": "Receipt Stored",
         "mx_rmq.retry": "Retry",
         "mx_rmq.storage.facts": "Counts Load TopicCounts WorkerFacts Workers",
+        "mx_rmq.version": "__version__",
         "mx_rmq.worker.context": "Context",
         "mx_rmq.worker.handlers": "BatchHandler CallNext Handler Middleware",
         "mx_rmq.worker.hooks": "DeadEvent RetryEvent",

@@ -127,21 +127,41 @@ async def show(live: Live, ledger: Ledger) -> None:
         await asyncio.sleep(0.1)
 
 
-def verdict(ledger: Ledger, report: AuditReport, took: float) -> tuple[str, bool]:
-    """The last line, and whether the ledger and the server agree that nothing is lost."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the messages, by the ledger and by the server."""
+
+    sent: int
+    done: int
+    dead: int
+    lost: int
+    clean: bool
+    """Whether the audit is clean, and agrees with the ledger."""
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is lost."""
+        return self.lost == 0 and self.clean
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sent:,} in, {self.done:,} done, {self.dead:,} dead, {self.lost:,} lost; "
+            f"audit {'clean' if self.clean else 'NOT clean'}; {self.seconds:.1f} s"
+        )
+
+
+def verdict(ledger: Ledger, report: AuditReport, took: float) -> Verdict:
+    """Compare the ledger and the server."""
     sent = ledger.sent.total()
     done, dead = (sum(map(len, ended.values())) for ended in (ledger.done, ledger.dead))
     lost = sent - done - report.places["dead"] - report.live
-    healthy = report.clean and report.places["dead"] == dead and not report.live
-    line = (
-        f"{sent:,} in, {done:,} done, {dead:,} dead, {lost:,} lost; "
-        f"audit {'clean' if healthy else 'NOT clean'}; {took:.1f} s"
-    )
-    return line, lost == 0 and healthy
+    clean = report.clean and report.places["dead"] == dead and not report.live
+    return Verdict(sent, done, dead, lost, clean, took)
 
 
-async def run(total: int, seed: int, console: Console) -> bool:
-    """Run the demo on a private server; returns whether nothing was lost and the audit is clean."""
+async def run(total: int, seed: int, console: Console) -> Verdict:
+    """Run the demo on a private server."""
     ledger = Ledger()
     mq = make_queue(ledger)
     started = time.perf_counter()
@@ -157,9 +177,9 @@ async def run(total: int, seed: int, console: Console) -> bool:
             if painter is not None:
                 painter.cancel()
     console.print(table(ledger))
-    line, healthy = verdict(ledger, report, took)
-    console.print(line, highlight=False)
-    return healthy
+    found = verdict(ledger, report, took)
+    console.print(str(found), highlight=False)
+    return found
 
 
 def main() -> int:
@@ -171,7 +191,7 @@ def main() -> int:
     if options.messages < 1:
         parser.error("--messages wants at least 1")
     logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # the table shows the dead messages
-    return 0 if asyncio.run(run(options.messages, options.seed, Console())) else 1
+    return 0 if asyncio.run(run(options.messages, options.seed, Console())).is_good else 1
 
 
 if __name__ == "__main__":

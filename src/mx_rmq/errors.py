@@ -16,6 +16,10 @@ class ConfigError(MxRmqError, ValueError):
     """An option is unknown or its value makes no sense."""
 
 
+class ServerRefused(ConfigError):
+    """The server refuses the user, the password, the database or the certificate; it will again."""
+
+
 class InvalidName(MxRmqError, ValueError):
     """A queue, topic, message id or worker name is not 1 to 128 letters, digits and ``_ . -``."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import events
+from mx_rmq.checks import refusal
 from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable
 from mx_rmq.message import describe
 from mx_rmq.operating.drain import Backlog, drained
@@ -132,6 +134,8 @@ class Lifecycle:
         self._new_store: NewStore = Store
         self._session: _Session | None = None
         self._runs = False
+        self._topics: Collection[str] | None = None
+        """Those that ``run`` was told to serve; None for all that have a handler."""
 
     # -- open and close
 
@@ -276,8 +280,7 @@ class Lifecycle:
 
     def start(self) -> asyncio.Task[None]:
         """Start a worker unless one runs; the task ends when the worker has started."""
-        if not self._handlers:
-            raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
+        chosen(self._handlers, self._topics)
         session = self._here()
         work = session.work
         if isinstance(work, Starting):
@@ -300,7 +303,7 @@ class Lifecycle:
             worker = Worker(
                 self._config,
                 opened.shards,
-                list(self._handlers.values()),
+                list(chosen(self._handlers, self._topics).values()),
                 list(self._middleware),
                 on_dead=self._on_dead,
                 on_retry=self._on_retry,
@@ -322,14 +325,25 @@ class Lifecycle:
         if isinstance(work, Stopping):
             await asyncio.shield(work.task)
 
-    async def run(self, close: Callable[[], Awaitable[None]], *, until_idle: bool = False) -> None:
+    async def run(
+        self,
+        close: Callable[[], Awaitable[None]],
+        *,
+        until_idle: bool = False,
+        topics: Collection[str] | None = None,
+    ) -> None:
         """Run a worker until SIGTERM or SIGINT, then *close*; a second signal stops handlers at once.
 
-        With *until_idle*, stop also when the topics that have a handler here have nothing left to do now.
+        With *until_idle*, stop also when the topics that are served here have nothing left to do now.
         """
         if self._runs:
             raise ConfigError("the queue runs already; call run() once, or start() inside an application")
+        if topics is not None and not isinstance(self.work, Idle):
+            raise ConfigError(
+                "the worker has started already, with all topics; give run() topics before that"
+            )
         self._runs = True
+        self._topics = topics
         stop = asyncio.Event()
 
         def on_signal() -> None:
@@ -345,6 +359,7 @@ class Lifecycle:
                     await close()
         finally:
             self._runs = False
+            self._topics = None
 
     async def _work_until(self, stop: asyncio.Event, *, until_idle: bool) -> None:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
@@ -375,17 +390,19 @@ class Lifecycle:
         )
 
     async def idle(self) -> None:
-        """Wait until the topics that have a handler here have nothing left to do now.
+        """Wait until the topics that are served here have nothing left to do now.
 
         A paused topic has nothing to do but what is already running.
         """
         shards = (await self.open()).shards
-        backlog = Backlog(shards, list(self._handlers))
+        backlog = Backlog(shards, list(chosen(self._handlers, self._topics)))
         await drained(backlog, patience=self._config.patience, unserved=inf)
 
     def served(self) -> Collection[str]:
         """The topics that a worker here serves, or is about to."""
-        return self._handlers.keys() if isinstance(self.work, Starting | Running) else ()
+        if not isinstance(self.work, Starting | Running):
+            return ()
+        return self._handlers.keys() if self._topics is None else self._topics
 
     def _tell_failure(self, starting: asyncio.Task[None]) -> None:
         """Report a failed start as an event, since it may be that no caller awaits the task."""
@@ -394,3 +411,25 @@ class Lifecycle:
             text = str(error) if known else describe(error)
             failed = events.WorkerNotStarted(queue=self._config.name, error=text)
             events.emit(failed, None if known else error)
+
+
+def chosen(
+    handlers: Mapping[str, Handler[..., Any]], topics: Collection[str] | None
+) -> Mapping[str, Handler[..., Any]]:
+    """The handlers that a worker runs: all, or those of some topics.
+
+    Raises:
+        NoHandler: there is none, or a topic has none; names the closest one.
+    """
+    if not handlers:
+        raise NoHandler("there is no handler to run; register one with @queue.handler(topic) first")
+    if topics is None:
+        return handlers
+    if isinstance(topics, str) or not topics:
+        raise refusal("topics", "a list of at least one topic", topics)
+    for topic in topics:
+        if topic not in handlers:
+            close = difflib.get_close_matches(topic, handlers, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(handlers))}"
+            raise NoHandler(f"there is no handler for the topic {topic!r}; {hint}")
+    return {topic: handlers[topic] for topic in topics}

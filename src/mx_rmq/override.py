@@ -1,16 +1,16 @@
-"""A queue on another server for a while, for tests."""
+"""A queue on another server, or under another name, for a while."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mx_rmq.errors import ConfigError
 from mx_rmq.storage.locate import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from mx_rmq.config import Config
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Override:
     """Swaps the server of a queue that is not open: ``with mq.override(…):`` or ``async with``.
 
-    The latter also closes the queue at its end. An embedded server runs from its first use to the end of
-    the block, and what is in it then is gone.
+    The latter also closes the queue at its end. Another server that is embedded runs from its first use to
+    the end of the block, and what is in it then is gone.
 
     Args:
-        url: of the other server.
+        changes: options of the queue with their other values: ``url``, ``name``, ``concurrency``.
         lifecycle: of the queue.
         sync: the queue's blocking producer.
         set_config: tells the queue its configuration.
@@ -35,13 +35,13 @@ class Override:
 
     def __init__(
         self,
-        url: str,
+        changes: Mapping[str, Any],
         lifecycle: Lifecycle,
         sync: SyncProducer,
         set_config: Callable[[Config], None],
         new_store: NewStore,
     ) -> None:
-        self._url = url
+        self._changes = changes
         self._lifecycle = lifecycle
         self._sync = sync
         self._set_config = set_config
@@ -51,14 +51,18 @@ class Override:
     def __enter__(self) -> None:
         if self._lifecycle.is_open:
             raise ConfigError("override() needs a queue that is not open; close it first")
-        config, _, _ = self._before = self._lifecycle.server
-        self._use(replace(config, url=self._url), Address(self._url, kept=True), self._new_store)
+        config, address, _ = self._before = self._lifecycle.server
+        changed = replace(config, **self._changes)
+        if "url" in self._changes:
+            address = Address(changed.url, kept=True)
+        self._use(changed, address, self._new_store)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         left_open = self._lifecycle.is_open
-        self._restore().end()
+        if (other := self._restore()) is not None:
+            other.end()
         if left_open and kind is None:
             raise ConfigError(
                 "the queue was still open at the end of override(); close it before, or write async with"
@@ -73,14 +77,15 @@ class Override:
         try:
             await self._lifecycle.close()
         finally:
-            await asyncio.to_thread(self._restore().end)
+            if (other := self._restore()) is not None:
+                await asyncio.to_thread(other.end)
 
-    def _restore(self) -> Address:
-        """Use the queue's own server again; returns the address of the other one."""
+    def _restore(self) -> Address | None:
+        """Use the queue's own server again; returns the address of the other one, if it was another."""
         assert self._before is not None
         _, address, _ = self._lifecycle.server
         self._use(*self._before)
-        return address
+        return None if address is self._before[1] else address
 
     def _use(self, config: Config, address: Address, new_store: NewStore) -> None:
         self._sync.use(config, address, new_store)

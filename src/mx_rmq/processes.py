@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -13,25 +14,79 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
-from typing import Any
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from mx_rmq.checks import check_installed, check_whole
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
-from mx_rmq.message import describe
-from mx_rmq.observing.logs import configure
+from mx_rmq.lifecycle import chosen
+from mx_rmq.message import describe, shorten
+from mx_rmq.observing.logs import Style, configure, configure_program
 from mx_rmq.queue import RedisMessageQueue
+from mx_rmq.traces import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from contextlib import AbstractContextManager
+    from types import ModuleType
 
 _TRIES = 3
 """How often each process may die at once before ``run_processes`` gives up."""
 _QUICK = 5.0
 """Seconds; a process that ends sooner than this after its start is replaced only after a pause."""
+_LONGEST: Final = 64_000
+"""Bytes of the text with which a process ends."""
 _finding: list[str] = []
 """The queues that are being imported now."""
 
 
-def run(queue: RedisMessageQueue, *, until_idle: bool = False, metrics_port: int | None = None) -> None:
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker program runs, and how."""
+
+    queue: str
+    """Where to import the queue from, as ``package.module:name``."""
+    url: str | None = None
+    """Another server than the queue's own."""
+    name: str | None = None
+    """Another name than the queue's own."""
+    concurrency: int | None = None
+    """Another number of handlers at once than the queue's own."""
+    topics: tuple[str, ...] | None = None
+    """Serve only these; None for all that have a handler."""
+    until_idle: bool = False
+    """End when nothing is left to do now."""
+    metrics_port: int | None = None
+    """Where the first process serves its metrics; the others have the ports after it. None for nowhere."""
+    log: Style | None = None
+    """How log lines look; None as for ``run``."""
+    level: int = logging.INFO
+    """The least level of what this package logs, if *log* is given."""
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """The error that ended a process."""
+
+    kind: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The error on one line."""
+        first = self.text.partition("\n")[0]
+        return f"{self.kind}: {first}" if first else self.kind
+
+
+def run(
+    queue: RedisMessageQueue,
+    *,
+    until_idle: bool = False,
+    topics: Collection[str] | None = None,
+    metrics_port: int | None = None,
+) -> None:
     """Run a queue's worker until SIGTERM or SIGINT, on uvloop where it is installed.
 
     Where the program has not configured logging, what happens is written to standard error.
@@ -39,22 +94,45 @@ def run(queue: RedisMessageQueue, *, until_idle: bool = False, metrics_port: int
     Args:
         queue: which.
         until_idle: return also when nothing is pending, running or due in the topics handled here.
+        topics: serve only these; None for all that have a handler.
         metrics_port: where to serve ``/metrics``, ``/livez`` and ``/readyz``; None for nowhere.
     """
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(_work(queue, until_idle, metrics_port))
+            runner.run(_work(queue, until_idle, topics, metrics_port))
         except MxRmqError as error:
             raise error.with_traceback(None) from None  # what to do is in its text; the frames are ours
 
 
-async def _work(queue: RedisMessageQueue, until_idle: bool, metrics_port: int | None) -> None:
+async def _work(
+    queue: RedisMessageQueue, until_idle: bool, topics: Collection[str] | None, metrics_port: int | None
+) -> None:
     if metrics_port is None:
-        await queue.run(until_idle=until_idle)
+        await queue.run(until_idle=until_idle, topics=topics)
     else:
         async with queue.serve_metrics(metrics_port):
-            await queue.run(until_idle=until_idle)
+            await queue.run(until_idle=until_idle, topics=topics)
+
+
+def run_with(queue: RedisMessageQueue, options: WorkerOptions) -> None:
+    """Run a queue's worker with options of a program in place of the queue's own."""
+    if options.log is not None:
+        configure_program(options.log, options.level)
+    with _overridden(queue, options):
+        run(
+            queue,
+            until_idle=options.until_idle,
+            topics=options.topics,
+            metrics_port=options.metrics_port,
+        )
+
+
+def _overridden(queue: RedisMessageQueue, options: WorkerOptions) -> AbstractContextManager[None]:
+    """The queue with the options in place of its own; untouched if there are none."""
+    if options.url is None and options.name is None and options.concurrency is None:
+        return nullcontext()
+    return queue.override(options.url, name=options.name, concurrency=options.concurrency)
 
 
 def run_processes(queue: str, processes: int, *, metrics_port: int | None = None) -> int:
@@ -71,50 +149,97 @@ def run_processes(queue: str, processes: int, *, metrics_port: int | None = None
     Returns:
         0 if all ended well after the signal, else 1.
     """
+    return run_processes_with(WorkerOptions(queue=queue, metrics_port=metrics_port), processes)
+
+
+def run_processes_with(options: WorkerOptions, processes: int) -> int:
+    """Run ``run_processes`` with options of a program in place of the queue's own."""
     check_whole("processes", processes, 1)
-    check_whole("metrics_port", metrics_port, 1, 65536 - processes, none="no metrics")
-    if metrics_port is not None:
+    check_whole("metrics_port", options.metrics_port, 1, 65536 - processes, none="no metrics")
+    if options.metrics_port is not None:
         check_installed("prometheus_client", "metrics")
-    if queue.startswith("__main__:"):
+    if options.queue.startswith("__main__:"):
         raise ConfigError("the processes cannot import __main__; put the queue into a module of its own")
     if _finding:
         raise ConfigError(
             f"importing {_finding[0]!r} calls run_processes again, as it would in every process; "
             'put the call under if __name__ == "__main__":'
         )
-    found = find_queue(queue)  # a wrong name fails here, not in every process
-    if found.config.url == "embedded://":
-        raise ConfigError(
-            "with embedded:// each process would have a private server of its own; "
-            "use embedded:///path, which they share"
-        )
-    configure()
-    return _Supervisor(queue, processes, metrics_port).run()
+    found = find_queue(options.queue)  # what is wrong fails here, not in every process
+    with _overridden(found, options):
+        if found.config.url == "embedded://":
+            raise ConfigError(
+                "with embedded:// each process would have a private server of its own; "
+                "use embedded:///path, which they share"
+            )
+    chosen(found._handlers, options.topics)
+    if options.log is None:
+        configure()
+    else:
+        configure_program(options.log, options.level)
+    return Supervisor(options, processes).run()
 
 
 def find_queue(where: str) -> RedisMessageQueue:
     """Import a queue named as ``package.module:name``.
 
     Raises:
-        ConfigError: there is no queue of this name.
+        ConfigError: there is no queue of this name. If the module itself raised, that is the cause.
     """
-    module, _, name = where.partition(":")
-    if not module or not name:
+    path, _, name = where.partition(":")
+    if not path or not name:
         raise ConfigError(f"{where!r} does not name a queue; write it as package.module:name")
+    if "/" in path or path.startswith("."):
+        raise ConfigError(f"{where!r} does not name a queue; did you mean {_dotted(where)!r}?")
+    module = _import(path, where)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            file = getattr(module, "__file__", None)
+            raise ConfigError(
+                f"module {path!r}{f' ({file})' if file else ''} has no {name!r}{_queues_of(module)}"
+            ) from None
+    if not isinstance(found, RedisMessageQueue):
+        raise ConfigError(
+            f"{where!r} is a {type(found).__name__}, not a RedisMessageQueue{_queues_of(module)}"
+        )
+    return found
+
+
+def _import(path: str, where: str) -> ModuleType:
     _finding.append(where)
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        return importlib.import_module(path)
     except MxRmqError:  # the module itself was told what is wrong with it
         raise
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where!r} cannot be found: {error}") from error
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if path != missing and not path.startswith(f"{missing}."):  # the module imports another one
+            raise _not_imported(path, error) from error
+        hint = f"; did you mean {_dotted(where)!r}?" if path.endswith(".py") else ""
+        raise ConfigError(f"there is no module {missing!r}, looked for from {Path.cwd()}{hint}") from None
+    except Exception as error:
+        raise _not_imported(path, error) from error
     finally:
         _finding.pop()
-    if not isinstance(found, RedisMessageQueue):
-        raise ConfigError(f"{where!r} is a {type(found).__name__}, not a RedisMessageQueue")
-    return found
+
+
+def _not_imported(path: str, error: Exception) -> ConfigError:
+    lines = lines_of(error)
+    return ConfigError(f"importing {path!r} failed: {describe(error)}" + (f"\n{lines}" if lines else ""))
+
+
+def _dotted(where: str) -> str:
+    """A file such as ``shop/queue.py:mq`` as it is imported."""
+    path, _, name = where.partition(":")
+    return f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
+
+
+def _queues_of(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, RedisMessageQueue)]
+    return f"; did you mean {module.__name__}:{names[0]}?" if names else ""
 
 
 def _loop_factory() -> Any:
@@ -125,25 +250,45 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-def child(lifeline: int, where: str, metrics_port: int | None = None) -> None:
-    """Run a queue's worker in a process of ``run_processes``.
+# -- a process
+
+
+def child(lifeline: int) -> None:
+    """Run a queue's worker in a process of a supervisor, which sends the options.
 
     Args:
         lifeline: a socket whose other end the supervisor holds: it ends with the supervisor.
-        where: the queue.
-        metrics_port: as for ``run``.
     """
     # Ctrl-C reaches every process of the terminal; this one obeys only the SIGTERM of the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with socket.socket(fileno=lifeline) as line:
         line.set_inheritable(False)
+        options = _received(line)
         threading.Thread(target=_follow, args=[line], daemon=True).start()
         try:
-            run(find_queue(where), metrics_port=metrics_port)
+            run_with(find_queue(options.queue), options)
+        except MxRmqError as error:  # the supervisor tells it; the frames are ours
+            line.sendall(_sent(error))
+            sys.exit(1)
         except Exception as error:
-            line.sendall(describe(error).encode())
+            line.sendall(_sent(error))
             raise
+
+
+def _received(line: socket.socket) -> WorkerOptions:
+    text = b""
+    while not text.endswith(b"\n"):
+        some = line.recv(65536)
+        if not some:  # the supervisor has ended
+            sys.exit(1)
+        text += some
+    return msgspec.json.decode(text, type=WorkerOptions)
+
+
+def _sent(error: Exception) -> bytes:
+    text = str(error) if isinstance(error, MxRmqError) else describe(error).partition(": ")[2]
+    return msgspec.json.encode(Ending(type(error).__name__, text[: _LONGEST // 8]))
 
 
 def _follow(line: socket.socket) -> None:
@@ -157,26 +302,38 @@ _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from mx_rmq.processes import child
-child(int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+child(int(sys.argv[2]))
 """
 
 
-class _Process:
-    """A worker process, and a line to it that ends with it."""
+class Process:
+    """A worker process, and a line to it that ends with it.
 
-    def __init__(self, where: str, metrics_port: int | None) -> None:
-        self.metrics_port = metrics_port
+    Args:
+        options: what it runs; they go over the line, since the URL may hold a password.
+        number: which of the processes it is, from 0.
+        output: a file for what it prints and logs; None for ours.
+    """
+
+    def __init__(self, options: WorkerOptions, number: int, output: int | None = None) -> None:
+        self.number = number
+        if options.metrics_port is not None:
+            options = msgspec.structs.replace(options, metrics_port=options.metrics_port + number)
         self.line, theirs = socket.socketpair()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child starts with it blocked
         try:
             with theirs:
-                arguments = [json.dumps(sys.path), str(theirs.fileno()), where, json.dumps(metrics_port)]
                 # Not multiprocessing: it would run the main module again, guarded or not.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, *arguments], pass_fds=[theirs.fileno()]
+                    [sys.executable, "-c", _CHILD, json.dumps(sys.path), str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdout=output,
+                    stderr=output,
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with suppress(OSError):  # it has ended already
+            self.line.sendall(msgspec.json.encode(options) + b"\n")
         self.pid = self._process.pid
         self._started_at = time.monotonic()
 
@@ -194,55 +351,82 @@ class _Process:
         """Ask it to stop."""
         self._process.terminate()
 
-    def close(self) -> str:
+    def close(self) -> Ending | None:
         """Close the line to it; returns the error that ended it, if it sent one."""
-        with self.line as line, suppress(OSError):
+        with self.line as line, suppress(OSError, msgspec.MsgspecError):
             line.setblocking(False)
-            return line.recv(4096).decode(errors="replace")
-        return ""
+            return msgspec.json.decode(line.recv(_LONGEST), type=Ending)
+        return None
 
 
-class _Supervisor:
-    def __init__(self, queue: str, processes: int, metrics_port: int | None = None) -> None:
-        self._queue = queue
-        self._metrics_port = metrics_port
+class Supervisor:
+    """Keeps worker processes running until SIGTERM or SIGINT.
+
+    Args:
+        options: what each runs.
+        processes: how many.
+        output: a file for what they print and log; None for ours.
+    """
+
+    _TURN = 1.0
+    """Seconds after which to look at the processes, whatever they say."""
+
+    def __init__(self, options: WorkerOptions, processes: int, *, output: int | None = None) -> None:
+        self._options = options
         self._count = processes
-        self._running: list[_Process] = []
+        self._output = output
+        self._running: list[Process] = []
         self._signals = 0
         self._quick = 0
         """Processes in a row that died at once, while no other lived long."""
 
     def run(self) -> int:
+        """Start the processes, and return when all have ended: 0 if all ended well after a signal, else 1."""
         previous = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)
         }
         worst = 0
         try:
-            for number in range(self._count):
-                self._start(None if self._metrics_port is None else self._metrics_port + number)
-            while self._running:
-                select.select([process.line for process in self._running], [], [], 1.0)
+            self._start_all()
+            while self._running or self._is_waiting:
+                select.select([process.line for process in self._running], [], [], self._TURN)
                 time.sleep(0.01)  # its line ends a moment before the process does
                 for process in [each for each in self._running if each.exit_code is not None]:
                     worst = max(worst, self._ended(process))
+                self._look()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return worst
 
-    def _start(self, metrics_port: int | None) -> None:
-        process = _Process(self._queue, metrics_port)
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether to go on though no process runs."""
+        return False
+
+    def _look(self) -> None:
+        """Do what is to be done at every turn."""
+
+    def _start_all(self) -> None:
+        for number in range(self._count):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        process = Process(self._options, number, self._output)
         self._running.append(process)
         if self._signals:  # a signal came while it was starting
             process.terminate()
 
-    def _ended(self, process: _Process) -> int:
+    def _ended(self, process: Process) -> int:
         """Handle the end of a process: start another unless a stop was requested."""
         self._running.remove(process)
-        code, reason = process.exit_code, process.close()
+        code, ending = process.exit_code, process.close()
         if self._signals:
             # Killed by SIGTERM itself: it came before the worker had started.
             return 0 if code in (0, -signal.SIGTERM) else 1
+        if self._options.until_idle and code == 0:
+            return 0
+        reason = shorten(ending.line) if ending else ""
         emit(ProcessDied(pid=process.pid, exit_code=code, reason=reason))
         lasting = process.age >= _QUICK or any(other.age >= _QUICK for other in self._running)
         self._quick = 0 if lasting else self._quick + 1
@@ -253,7 +437,7 @@ class _Supervisor:
         if not lasting:
             time.sleep(1.0)
         if not self._signals:
-            self._start(process.metrics_port)
+            self._start(process.number)
         return 0
 
     def _on_signal(self, number: int, _: object) -> None:

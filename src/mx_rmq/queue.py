@@ -23,12 +23,14 @@ from mx_rmq.observing.asgi import serving
 from mx_rmq.observing.probes import health_app
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.dead_letters import DeadLetters
+from mx_rmq.operating.deletion import delete_queue
+from mx_rmq.operating.doctor import examine
 from mx_rmq.operating.health import read_health
 from mx_rmq.operating.history import history, rates
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
 from mx_rmq.operating.tail import kinds_of, tail
-from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic
+from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic, topic_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import active, around, around_many
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.doctor import Checkup
     from mx_rmq.operating.history import History, Rates
-    from mx_rmq.operating.messages import Listed, MessageFacts, MessagePage
+    from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage
     from mx_rmq.operating.tail import TailEvent
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
@@ -413,7 +416,7 @@ class RedisMessageQueue:
         """
         await self._lifecycle.stop()
 
-    async def run(self, *, until_idle: bool = False) -> None:
+    async def run(self, *, until_idle: bool = False, topics: Collection[str] | None = None) -> None:
         """Handle messages until SIGTERM or SIGINT; a second signal stops handlers at once.
 
         A signal that was ignored before stays ignored. A handler that was there before, such as a web
@@ -422,8 +425,12 @@ class RedisMessageQueue:
         Args:
             until_idle: return also when nothing is pending, running or due in the topics handled here. For
                 cron jobs and scripts. Messages that are delayed, retries among them, stay for the next run.
+            topics: serve only these; None for all that have a handler.
+
+        Raises:
+            NoHandler: there is no handler, or one of *topics* has none.
         """
-        await self._lifecycle.run(self.close, until_idle=until_idle)
+        await self._lifecycle.run(self.close, until_idle=until_idle, topics=topics)
 
     async def drain(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - the error says what is left
         """Wait until nothing is pending, running or due in the queue, wherever its workers are.
@@ -436,21 +443,32 @@ class RedisMessageQueue:
         """
         await self._lifecycle.drain(check_seconds("timeout", timeout, none="no limit"))
 
-    def override(self, url: str, *, new_store: NewStore = Store) -> Override:
-        """Use another server inside ``with mq.override("embedded://"):``, for tests.
+    def override(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        new_store: NewStore = Store,
+    ) -> Override:
+        """Use another server inside ``with mq.override("embedded://"):``, for tests and programs.
 
         The queue must not be open; ``async with`` also closes it at the end of the block. With
         ``embedded://`` the block has a private server of its own, and what is in it at the end is gone.
 
         Args:
-            url: of the other server.
+            url: of the other server; None stays with this one.
+            name: another name of the queue.
+            concurrency: another number of handlers at once.
             new_store: a replacement for the store, for test kits that record or have their own clock.
         """
 
         def set_config(config: Config) -> None:
             self.config = config
 
-        return Override(url, self._lifecycle, self.sync, set_config, new_store)
+        changes = {"url": url, "name": name, "concurrency": concurrency}
+        given = {option: value for option, value in changes.items() if value is not None}
+        return Override(given, self._lifecycle, self.sync, set_config, new_store)
 
     async def __aenter__(self) -> RedisMessageQueue:
         await self.open()
@@ -473,14 +491,15 @@ class RedisMessageQueue:
         return await Inspector(self._lifecycle.shards).find(id_)
 
     async def list(
-        self, topic: str, *, state: Listed = "pending", limit: int = 50, after: str | None = None
+        self, topic: str, *, state: Asked = "pending", limit: int = 50, after: str | None = None
     ) -> MessagePage:
         """The messages of a topic that are in one state, a page at a time.
 
         Args:
             topic: whose messages.
-            state: ``pending`` (in the order in which they will run), ``running`` or ``held`` (the oldest
-                claim first), ``delayed`` (the next one due first) or ``dead`` (the latest death first).
+            state: ``pending`` (in the order in which they will run), ``running``, ``held`` or both as
+                ``processing`` (the oldest claim first), ``delayed`` (the next one due first) or ``dead`` (the
+                latest death first).
             limit: the most messages on a page, up to 1,000.
             after: the ``next`` of the page before; None for the first page.
 
@@ -661,18 +680,49 @@ class RedisMessageQueue:
         """
         return await self._topics.purge(topic)
 
+    async def delete(self) -> int:
+        """Delete the queue: every message, dead letter and counter is gone; returns how many keys there were.
+
+        It looks at all keys of the server.
+
+        Raises:
+            ConfigError: a live worker serves it.
+        """
+        return await delete_queue(self._lifecycle.shards)
+
     async def queues(self) -> Names:
         """The names of all queues on the server that were produced to or have workers."""
         return await queue_names(self._lifecycle.shards)
+
+    async def topics(self) -> Names:
+        """The names of the topics that were produced to, or are paused; ``counts()`` says how each stands."""
+        return await topic_names(self._lifecycle.shards)
 
     @property
     def _topics(self) -> Topics:
         return Topics(self._lifecycle.shards, self._handlers)
 
-    async def audit(self, *, repair: bool = False) -> Reports:
-        """Check that every message is in exactly one place; returns one report per shard."""
+    async def audit(self, *, repair: bool = False, progress: Callable[[int], None] | None = None) -> Reports:
+        """Check that every message is in exactly one place; returns one report per shard.
+
+        Args:
+            repair: put what is stray back where it is not lost.
+            progress: called with the number of messages of a shard that have been looked at.
+        """
         lease = self.config.lease
-        return [await audit(shard.operating, repair=repair, lease=lease) for shard in self._lifecycle.shards]
+        return [
+            await audit(shard.operating, repair=repair, lease=lease, progress=progress)
+            for shard in self._lifecycle.shards
+        ]
+
+    async def doctor(self, *, audit_for: Duration = 5.0) -> Checkup:
+        """Look at the server, the rights, the topics and the workers; every finding has its remedy.
+
+        Args:
+            audit_for: seconds that the audit, which reads the whole queue, may take; 0 for none.
+        """
+        seconds = check_seconds("audit_for", audit_for)
+        return await examine(self._lifecycle.shards, self.config, audit_for=seconds)
 
     def __repr__(self) -> str:
         return f"<RedisMessageQueue {self.config.name!r} at {self.config.shown_url}>"

@@ -71,6 +71,11 @@ def ago(instant: float | None, now: float = 0.0) -> str:
     return "now"
 
 
+def counted(number: int, what: str) -> str:
+    """How many there are of something, such as ``1 message`` or ``2,500 messages``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def lasted(seconds: float | None) -> str:
     """A duration in words, such as ``0.25ms``, ``1.5s`` or ``12m``; two digits say enough."""
     if seconds is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import site
 import sysconfig
+import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,21 @@ def trace_of(error: BaseException) -> str:
         trace = trace.tb_next
     frames = [frame for frame in frames if not frame[0].startswith(_OWN)]
     return _shown(_of_the_user(frames) or frames)
+
+
+def lines_of(error: BaseException) -> str:
+    """The frames of the user's code with their lines, as Python prints them; for errors at an import.
+
+    The place of a syntax error is among them. The error itself is not.
+    """
+    found = traceback.TracebackException.from_exception(error)
+    frames = [
+        frame for frame in found.stack if not frame.filename.startswith((_OWN, *_LIBRARIES, "<frozen "))
+    ]
+    lines = traceback.format_list(frames[-_FRAMES:])
+    if isinstance(error, SyntaxError):
+        lines += list(found.format_exception_only())[:-1]
+    return "".join(lines).rstrip("\n")
 
 
 def trace_of_stack(frame: FrameType | None, outermost: FrameType | None) -> str:

@@ -330,3 +330,16 @@ async def test_traffic_during_the_audit_raises_no_false_alarm(store: Store) -> N
     final = await audit(store)
     assert final.clean
     assert final.counters_checked
+
+
+async def test_an_audit_returns_what_it_found_when_its_time_is_over(store: Store) -> None:
+    for start in range(0, 20_000, 1000):
+        await store.produce("orders", [message(f"p{n}") for n in range(start, start + 1000)])
+    report = await audit(store, within=0.01)
+    assert not report.finished
+    assert not report.counters_checked
+    assert report.places.total() < 20_000
+    assert "the time was over before everything was looked at" in str(report)
+    whole = await audit(store, within=60)
+    assert whole.finished
+    assert whole.places["pending"] == 20_000

@@ -146,6 +146,10 @@ async def test_unreadable_bytes_are_found_in_every_state(
             await store.move_to_dlq("t", [(delivery, b"", b"\xfe why")])
     facts = await queue.find("bad")
     assert (facts.state, facts.topic, facts.message) == (state, "t", None)
+    assert facts.body == b"\xff\x00 nonsense"
+    assert "stored bytes are not a message" in facts.unreadable
+    assert facts.as_dict()["body"] == "ff00206e6f6e73656e7365"
+    assert "ff 00 20 6e" in str(facts)
     assert "message bad of topic 't'" in await queue.explain("bad")
 
 
@@ -246,9 +250,7 @@ async def test_why_a_message_of_a_paused_topic_has_not_run(queue: RedisMessageQu
     await queue.produce("t", 1, message_id="A1")
     await live(redis, "w1", "t")
     await queue.pause("t")
-    assert await explained(queue) == (
-        "message A1 of topic 't' is pending: the topic is paused; resume it with queue.resume()"
-    )
+    assert await explained(queue) == ("message A1 of topic 't' is pending: the topic is paused")
     await queue.resume("t")
     assert "paused" not in await explained(queue)
 
@@ -328,8 +330,7 @@ async def test_why_a_dead_message_does_not_run(queue: RedisMessageQueue, redis: 
     await queue.produce("t", 1, message_id="A1")
     await bury(redis)
     assert await explained(queue) == (
-        "message A1 of topic 't' has been dead since <then>, failed: ValueError: no; "
-        "replay it with queue.dlq.replay()"
+        "message A1 of topic 't' has been dead since <then>, failed: ValueError: no; it may be replayed"
     )
 
 

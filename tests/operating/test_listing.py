@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq import MessageFacts
-    from mx_rmq.operating.messages import Listed
+    from mx_rmq.operating.messages import Asked, Listed
     from tests.proxy import Proxy
 
 
+BOTH = {"processing": {"running", "held"}}
+
+
 async def pages(
-    queue: RedisMessageQueue, topic: str = "t", *, state: Listed = "pending", limit: int = 50
+    queue: RedisMessageQueue, topic: str = "t", *, state: Asked = "pending", limit: int = 50
 ) -> list[list[MessageFacts]]:
     """All pages."""
     found, after = [], None
     while True:
         page = await queue.list(topic, state=state, limit=limit, after=after)
         assert len(page.messages) <= limit
-        assert {facts.state for facts in page.messages} <= {state}
+        assert {facts.state for facts in page.messages} <= BOTH.get(state, {state})
         found.append(page.messages)
         if page.next is None:
             return found
@@ -132,6 +135,9 @@ async def test_running_and_held_messages_are_listed_with_their_holders(
     running, held = await ids_of(queue, state="running", limit=4), await ids_of(queue, state="held", limit=1)
     assert held == ["m08", "m10"]
     assert running == [f"m{n:02}" for n in range(12) if n not in (8, 10)]
+    assert await ids_of(queue, state="processing", limit=5) == [f"m{n:02}" for n in range(12)]
+    both = (await queue.list("t", state="processing")).messages
+    assert [facts.id for facts in both if facts.state == "held"] == held
     (first, *_) = (await queue.list("t", state="held")).messages
     assert (first.holder, first.payload) == ("w1", 8)
     now = time.time()
@@ -305,7 +311,7 @@ async def test_what_is_no_next_of_this_state_is_refused(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"state": "processing"}, "state must be 'pending', 'running', 'held', 'delayed' or 'dead', got"),
+        ({"state": "done"}, "state must be 'pending', 'running', 'held', 'delayed', 'dead' or 'processing'"),
         ({"state": None}, "state must be"),
         ({"limit": 0}, "limit must be a whole number from 1 to 1000, got 0"),
         ({"limit": 1001}, "limit must be"),

@@ -307,7 +307,33 @@ async def test_queues_names_all_queues_on_the_server(
     assert await queue.queues() == ["Shop.2-x_y", "idle", "q", "shop", "wide"]
 
 
+async def test_topics_names_those_that_are_known_or_paused(
+    queue: RedisMessageQueue, redis: Redis, mq: RedisMessageQueue
+) -> None:
+    assert await queue.topics() == []
+
+    @mq.handler("paused")
+    async def handle(n: int) -> None: ...
+
+    await queue.produce("orders", 1)
+    await queue.produce("a:b", 1)
+    await mq.pause("paused")
+    await redis.sadd(f"{PREFIX}topics", "not a topic")
+    assert await queue.topics() == ["a:b", "orders", "paused"]
+
+
 # -- audit
+
+
+async def test_an_audit_says_how_far_it_is(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce_many("t", range(10))
+    await bury(redis)
+    await queue.produce_many("t", range(1200))
+    said: list[int] = []
+    await queue.audit(progress=said.append)
+    assert said == sorted(said)
+    assert len(said) >= 3
+    assert said[-1] == 1210
 
 
 async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -326,10 +352,24 @@ async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQu
 
 @pytest.mark.parametrize(
     "verb",
-    ["find", "explain", "list", "counts", "workers", "queues", "cancel", "pause", "resume", "purge", "audit"],
+    [
+        "find",
+        "explain",
+        "list",
+        "counts",
+        "workers",
+        "queues",
+        "topics",
+        "cancel",
+        "pause",
+        "resume",
+        "purge",
+        "audit",
+        "doctor",
+    ],
 )
 async def test_a_queue_that_is_not_open_says_how_to_open_it(server: EmbeddedServer, verb: str) -> None:
     queue = RedisMessageQueue(server.url)
-    arguments = () if verb in ("counts", "workers", "queues", "audit") else ("A1",)
+    arguments = () if verb in ("counts", "workers", "queues", "topics", "audit", "doctor") else ("A1",)
     with pytest.raises(ConfigError, match="the queue is not open; use 'async with queue:'"):
         await getattr(queue, verb)(*arguments)

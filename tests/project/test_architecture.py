@@ -21,15 +21,16 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors limits version",
-        "checks events fingerprint health message payloads raised receipt retry config produce_options tables "
-        "traces",
+        "checks events fingerprint health message payloads raised receipt retry config produce_options "
+        "tables traces",
         "storage",
         "producing worker operating observing",
         "lifecycle override signals",
         "queue",
         "processes",
         "__init__",
-        "demo otel testing cli",
+        "demo otel testing",
+        "cli",
         "__main__",
     )
 )

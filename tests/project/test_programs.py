@@ -42,6 +42,7 @@ def test_an_example_prints_what_it_promises(name: str) -> None:
 def test_every_example_is_tested() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {
         *EXAMPLES,
+        "broken_shop",  # in tests/cli/test_runbook.py
         "failing_handler",  # in test_docs.py
         "fastapi_app",
     }

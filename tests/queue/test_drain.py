@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, MxRmqError, NotDrained, RedisMessageQueue, Retry
+from mx_rmq import ConfigError, MxRmqError, NoHandler, NotDrained, RedisMessageQueue, Retry
 from mx_rmq.operating.drain import Backlog, drained
 from tests.words import ONE_SERVER, claim, eventually, is_sound, store_of
 
@@ -226,6 +227,48 @@ async def test_run_until_idle_does_what_there_is_to_do_and_returns(
     assert await is_sound(mq)
     async with asyncio.timeout(10):  # and again, as a cron job does
         await job.run(until_idle=True)
+
+
+async def test_run_serves_only_the_topics_that_it_is_given(
+    mq: RedisMessageQueue, make_queue: MakeQueue
+) -> None:
+    job = make_queue()
+    handled: list[str] = []
+    for topic in ("reports", "mails", "bills"):
+        job.handler(topic)(handled.append)
+        await mq.produce(topic, topic)
+    async with asyncio.timeout(10):
+        await job.run(until_idle=True, topics=["reports", "bills"])
+    assert sorted(handled) == ["bills", "reports"]
+    async with asyncio.timeout(10):  # and all of them when it is not given any
+        await job.run(until_idle=True)
+    assert sorted(handled) == ["bills", "mails", "reports"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "kind", "said"),
+    [
+        (["report"], NoHandler, "no handler for the topic 'report'; did you mean 'reports'?"),
+        (["x"], NoHandler, "no handler for the topic 'x'; there are: mails, reports"),
+        ([], ConfigError, "topics must be a list of at least one topic"),
+        ("reports", ConfigError, "topics must be a list of at least one topic, got 'reports'"),
+    ],
+    ids=str,
+)
+async def test_topics_that_run_cannot_serve_are_refused(
+    mq: RedisMessageQueue, topics: Any, kind: type[Exception], said: str
+) -> None:
+    for topic in ("reports", "mails"):
+        mq.handler(topic)(lambda payload: None)
+    with pytest.raises(kind, match=re.escape(said)):
+        await mq.run(until_idle=True, topics=topics)
+
+
+async def test_a_worker_that_has_started_serves_what_it_serves(mq: RedisMessageQueue) -> None:
+    mq.handler("reports")(lambda payload: None)
+    await mq.start()
+    with pytest.raises(ConfigError, match="the worker has started already, with all topics"):
+        await mq.run(topics=["reports"])
 
 
 async def test_run_until_idle_is_not_kept_by_a_paused_topic(

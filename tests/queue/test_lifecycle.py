@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import Redis
 
-from mx_rmq import ConfigError, EmbeddedServerError, RedisMessageQueue, ServerUnavailable, UnsafeServer
+from mx_rmq import (
+    ConfigError,
+    EmbeddedServerError,
+    RedisMessageQueue,
+    ServerRefused,
+    ServerUnavailable,
+    UnsafeServer,
+)
 from mx_rmq.storage import embedded as embedded_module
 from mx_rmq.storage.embedded import EmbeddedServer
 from tests.harness import command
@@ -227,7 +234,7 @@ async def test_the_right_user_and_password_are_let_in_and_shown_nowhere(
         for user, password in (("ada", "wrong-geheim"), ("bob", "gehe%2Fim")):
             wrong = RedisMessageQueue(tcp.replace("://", f"://{user}:{password}@"), name="q")
             for produce in (wrong.produce("t", 1), asyncio.to_thread(wrong.sync.produce, "t", 1)):
-                with pytest.raises(ConfigError, match="refuses the connection") as refused:
+                with pytest.raises(ServerRefused, match="refuses the connection") as refused:
                     await produce
                 texts.append(str(refused.value))
     finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, RedisMessageQueue
+from mx_rmq import ConfigError, InvalidName, RedisMessageQueue
 from tests.words import events, eventually
 
 if TYPE_CHECKING:
@@ -132,3 +132,36 @@ def test_a_wrong_url_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="url must begin with"), mq.override("amqp://x"):
         pass
     assert mq.config.url == NOWHERE
+
+
+async def test_the_name_and_the_concurrency_may_be_others_too() -> None:
+    mq = RedisMessageQueue("embedded://", name="shop", concurrency=8)
+    async with mq:
+        await mq.produce("t", 1)
+    async with mq.override(name="other", concurrency=3):
+        assert (mq.config.url, mq.config.name, mq.config.concurrency) == ("embedded://", "other", 3)
+        mq.handler("t")(lambda payload: None)
+        await mq.start()
+        (worker,) = await eventually(mq.workers)
+        assert worker.concurrency == 3
+        assert await mq.queues() == ["other"]
+    assert (mq.config.name, mq.config.concurrency) == ("shop", 8)
+
+
+async def test_the_queues_own_server_is_not_expected_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with a_queue().override("embedded://"):
+        pass
+    mq = RedisMessageQueue("embedded://")
+    async with mq.override(name="other"):
+        await mq.produce("t", 1)
+    assert len(events(caplog, "embedded.ended")) == 1
+
+
+@pytest.mark.parametrize("other", [{"name": "a/b"}, {"concurrency": 0}], ids=str)
+def test_wrong_values_are_refused_and_change_nothing(other: dict[str, Any]) -> None:
+    mq = a_queue()
+    config = mq.config
+    with pytest.raises((ConfigError, InvalidName)), mq.override(**other):
+        pass
+    assert mq.config is config

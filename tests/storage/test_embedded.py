@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -481,6 +482,21 @@ def test_kill_9_of_the_keeper_leaves_stopping_to_the_last_one_out(path: Path) ->
         (keeper,) = processes_of(path).keys() - {server.pid}
         os.kill(keeper, signal.SIGKILL)
     assert not alive(server.pid)
+
+
+def test_without_attaching_a_directory_that_is_served_is_refused(path: Path) -> None:
+    with EmbeddedServer.open(path, attach=False) as first:
+        said = f"{path} is already served by process {first.pid} at {first.url}; use that server"
+        with pytest.raises(EmbeddedServerError, match=re.escape(said)):
+            EmbeddedServer.open(path, attach=False)
+        assert first.is_running
+        with client(first.socket) as connection:  # and the one that runs there is not disturbed
+            connection.set("key", "value")
+        os.kill(first.pid, signal.SIGKILL)
+        eventually(lambda: not first.is_running, "the server is dead")
+        with EmbeddedServer.open(path, attach=False) as second:
+            assert second.is_running
+    assert not second.is_running
 
 
 def test_a_killed_server_is_replaced_at_the_next_open(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, run_processes
+from mx_rmq.processes import find_queue
 from tests.words import ONE_SERVER, eventually, in_state
 
 if TYPE_CHECKING:
@@ -208,6 +209,47 @@ def test_processes_that_die_at_once_are_given_up_with_their_reason(tmp_path: Pat
 def test_a_name_that_leads_to_no_queue_is_refused_before_anything_starts(where: str) -> None:
     with pytest.raises(ConfigError):
         run_processes(where, 2)
+
+
+FOUND = """
+from mx_rmq import RedisMessageQueue
+mq = RedisMessageQueue("redis://127.0.0.1:1")
+number = 42
+"""
+
+
+def test_an_error_tells_what_else_could_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, code in {
+        "found_app": FOUND,
+        "lacking_app": "import no_such_package",
+        "stopping_app": "raise SystemError('no\\nmore')",
+        "refused_app": "import mx_rmq\nmx_rmq.RedisMessageQueue('http://x')",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert find_queue("found_app:mq") is find_queue("found_app:mq")
+    for where, said in {
+        "found_app": "'found_app' does not name a queue; write it as package.module:name",
+        "found_app:number": "'found_app:number' is a int, not a RedisMessageQueue; "
+        "did you mean found_app:mq?",
+        "found_app:mqq": f"module 'found_app' ({tmp_path}/found_app.py) has no 'mqq'; "
+        "did you mean found_app:mq?",
+        "found_app.py:mq": f"there is no module 'found_app.py', looked for from {tmp_path}; "
+        "did you mean 'found_app:mq'?",
+        "./found_app.py:mq": "'./found_app.py:mq' does not name a queue; did you mean 'found_app:mq'?",
+        "no_app.here:mq": f"there is no module 'no_app', looked for from {tmp_path}",
+        "lacking_app:mq": "importing 'lacking_app' failed: ModuleNotFoundError: No module named "
+        f"'no_such_package'\n  File \"{tmp_path}/lacking_app.py\", line 1, in <module>\n"
+        "    import no_such_package",
+        "refused_app:mq": "url must begin with redis://, rediss://, unix:// or embedded://",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            find_queue(where)
+        assert str(refused.value) == said
+    with pytest.raises(ConfigError, match="importing 'stopping_app' failed: SystemError: no") as refused:
+        find_queue("stopping_app:mq")
+    assert isinstance(refused.value.__cause__, SystemError)
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None])

@@ -17,12 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COMMANDS: Final = {
+    "Run": {
+        "run": ("running:run_worker", "Run a queue's worker."),
+        "dev": ("dev:dev", "Develop: a server, a worker that reloads, a live table."),
+        "serve": ("serving:serve", "Run the bundled server in the foreground."),
+        "demo": ("trial:demo", "See ten thousand messages go through a queue."),
+        "bench": ("trial:bench", "Measure a server with a small load."),
+    },
     "Look": {
         "topics": ("topics:show_topics", "How every topic stands."),
+        "messages": ("messages:messages", "The messages of a topic in one state."),
+        "show": ("messages:show", "All that is known about a message."),
+        "explain": ("messages:explain", "Why a message has not run."),
+        "workers": ("workers:show_workers", "The live workers."),
+        "stats": ("stats:stats", "What was produced, completed, retried and dead, by topic."),
+        "check": ("check:check", "Is all well? For Kubernetes, cron and Nagios."),
+        "doctor": ("doctor:doctor", "What is wrong with server, rights, topics and workers."),
         "tail": ("tail:show_tail", "What happens in all workers, live."),
     },
     "Mend": {
         "topic": ("topics:topic", "Pause, resume or purge a topic."),
+        "dlq": ("dlq:dlq", "Look at dead messages; replay, edit, delete, export or import them."),
+        "produce": ("produce:produce", "Store a message, or many from JSON lines."),
+        "cancel": ("messages:cancel", "Withdraw a message that has not started."),
+        "audit": ("doctor:audit", "Is every message in exactly one place?"),
+    },
+    "More": {
+        "completion": ("completion:completion", "Print a script that completes commands and topics."),
     },
 }
 """The modules are imported when a command is used, so that ``--help`` is quick."""
@@ -77,7 +98,7 @@ def _refuse(error: CycloptsError) -> int:
         said = f"there is no command {token!r}" + (f"; did you mean {close[0]!r}?" if close else "")
     command = " ".join(["mx-rmq", *(error.command_chain or ())])
     _say(f"{said}; see {command} --help")
-    return Exit.USAGE
+    return Exit.UNREACHABLE if command == "mx-rmq check" else Exit.USAGE  # for monitors 2 is critical
 
 
 def _say(line: str) -> None:

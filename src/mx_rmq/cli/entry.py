@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
-    try:
-        from mx_rmq.cli.app import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("cyclopts", "rich"):
-            raise
-        sys.exit(f'mx-rmq: needs {error.name}; install it: pip install "mx-rmq[cli]"')
+    for package in ("cyclopts", "rich"):
+        if find_spec(package) is None:
+            sys.exit(f'mx-rmq: needs {package}; install it: pip install "mx-rmq[cli]"')
+    from mx_rmq.cli.app import run
+
     sys.exit(run(sys.argv[1:]))

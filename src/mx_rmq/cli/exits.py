@@ -5,7 +5,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from mx_rmq.errors import ConfigError, InvalidName, InvalidPayload, MxRmqError, ServerUnavailable
+from mx_rmq.errors import (
+    ConfigError,
+    InvalidName,
+    InvalidPayload,
+    MxRmqError,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 
 class Exit(IntEnum):
@@ -43,6 +50,7 @@ class NotFound(Failure):
 
 _BY_KIND: Final[tuple[tuple[type[Exception], Exit], ...]] = (
     (ServerUnavailable, Exit.UNREACHABLE),
+    (ServerRefused, Exit.FAILED),  # what was typed may be right
     (ConfigError, Exit.USAGE),
     (InvalidName, Exit.USAGE),
     (InvalidPayload, Exit.USAGE),

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +39,7 @@ class At:
     """The time to count the age from; 0 for the time of this computer."""
 
     def __str__(self) -> str:
-        moment = self._moment()
+        moment = self.moment
         return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S %Z} ({ago(self.instant, self.now)})"
 
     @property
@@ -49,10 +50,12 @@ class At:
     @property
     def plain(self) -> str:
         """For programs."""
-        moment = self._moment()
+        moment = self.moment
         return "" if moment is None else moment.isoformat(timespec="milliseconds")
 
-    def _moment(self) -> datetime | None:
+    @property
+    def moment(self) -> datetime | None:
+        """In local time; None if there is none, or none that can be shown."""
         if self.instant is None:
             return None
         try:
@@ -72,6 +75,10 @@ class Column:
     style: str = ""
     is_optional: bool = False
     """Whether a narrow terminal may go without it."""
+    is_cut: bool = False
+    """Whether it takes the width that the others leave, and a text that is longer is cut."""
+    is_whole: bool = False
+    """Whether its cells must stay on one line, so that they can be copied."""
 
 
 class Output:
@@ -97,6 +104,7 @@ class Output:
         *,
         data: Any,
         empty: str = "nothing",
+        styles: Sequence[str] = (),
     ) -> None:
         """Print rows.
 
@@ -105,6 +113,7 @@ class Output:
             rows: as many cells as columns.
             data: what ``--json`` prints instead.
             empty: what to remark where there are no rows.
+            styles: of the first cell of each row.
         """
         if self.is_json:
             self.document(data)
@@ -114,7 +123,7 @@ class Output:
         if not all_rows:
             self.remark(empty)
         elif self._out.is_terminal:
-            self._out.print(self._drawn(described, all_rows))
+            self._out.print(self._drawn(described, all_rows, styles))
         else:
             for row in all_rows:
                 self.raw("\t".join(map(_for_programs, row)))
@@ -145,6 +154,41 @@ class Output:
     def record(self, data: Any, text: str) -> None:
         """Print one record of a stream, at once: a line of JSON or of text."""
         self.raw(json.dumps(data, ensure_ascii=False) if self.is_json else text, flush=True)
+
+    def heading(self, title: str) -> None:
+        """Print a title above the next part, for people."""
+        self._out.print()
+        self._out.print(Text(title, style="bold"))
+
+    def text(self, text: str) -> None:
+        """Print lines of text that another program wrote; control characters are shown, not sent."""
+        shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+        self.raw(shown)
+
+    @contextmanager
+    def live(
+        self, columns: Sequence[Column | str]
+    ) -> Iterator[Callable[[Iterable[Sequence[Cell]], Any], None]]:
+        """Show a table that changes; yields what to call with its rows and with what ``--json`` prints.
+
+        On a terminal the table is drawn anew each time, as many rows as fit. Otherwise each call adds lines.
+        """
+        described = [Column(one) if isinstance(one, str) else one for one in columns]
+
+        def add(rows: Iterable[Sequence[Cell]], data: Any) -> None:
+            lines = ("\t".join(map(_for_programs, row)) for row in rows)
+            self.record(data, "\n".join(lines))
+
+        if not self.is_terminal:
+            yield add
+            return
+        with Live(console=self._out, auto_refresh=False) as screen:
+
+            def draw(rows: Iterable[Sequence[Cell]], data: Any) -> None:
+                fitting = list(rows)[: max(1, self._out.height - 2)]
+                screen.update(self._drawn(described, fitting), refresh=True)
+
+            yield draw
 
     def raw(self, text: str, *, flush: bool = False) -> None:
         """Print a text as it is, whatever is in it."""
@@ -188,22 +232,30 @@ class Output:
             task = bar.add_task(what, total=total)
             yield lambda done: bar.update(task, completed=done)
 
-    def _drawn(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
+    def _drawn(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], styles: Sequence[str] = ()
+    ) -> Table:
         shown = [
             n for n, column in enumerate(columns) if self._out.width >= _NARROW or not column.is_optional
         ]
-        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        is_wide = any(columns[n].is_cut for n in shown)
+        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=is_wide)
         for n in shown:
             is_number = all(isinstance(row[n], int | float | None) for row in rows)
+            is_cut = columns[n].is_cut
             drawn.add_column(
                 columns[n].name,
                 justify="right" if is_number else "left",
                 style=columns[n].style,
-                overflow="fold",
-                no_wrap=is_number,
+                overflow="ellipsis" if is_cut else "fold",
+                no_wrap=is_number or is_cut or columns[n].is_whole,
+                ratio=1 if is_cut else None,
             )
-        for row in rows:
-            drawn.add_row(*(_for_people(row[n], short=True) for n in shown))
+        for number, row in enumerate(rows):
+            cells = [_for_people(row[n], short=True) for n in shown]
+            if styles:
+                cells[0].stylize(styles[number])
+            drawn.add_row(*cells)
         return drawn
 
 

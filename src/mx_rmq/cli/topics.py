@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+import asyncio
+from typing import TYPE_CHECKING, Annotated
 
-from mx_rmq.cli.connecting import opened, place_of
+from cyclopts import App, Parameter
+
+from mx_rmq.cli.completion import Topic
+from mx_rmq.cli.connecting import known_topic, opened, place_of
+from mx_rmq.cli.files import new_file
+from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
+from mx_rmq.limits import BATCH
+
+if TYPE_CHECKING:
+    from mx_rmq.operating.messages import Listed
+    from mx_rmq.queue import RedisMessageQueue
 
 _DEFAULT = Common()
 
@@ -43,7 +54,7 @@ async def show_topics(*, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def pause(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Stop the delivery of a topic; what runs goes on, what is produced waits.
 
     Args:
@@ -56,7 +67,7 @@ async def pause(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
+async def resume(name: Topic, /, *, common: Common = _DEFAULT) -> None:
     """Deliver a paused topic again.
 
     Args:
@@ -69,11 +80,19 @@ async def resume(name: str, /, *, common: Common = _DEFAULT) -> None:
 
 
 @topic.command
-async def purge(name: str, /, *, yes: bool = False, common: Common = _DEFAULT) -> None:
-    """Withdraw all pending and delayed messages of a topic for good; dead letters stay.
+async def purge(
+    name: Topic,
+    /,
+    *,
+    export_to: Annotated[str | None, Parameter(name="--export")] = None,
+    yes: bool = False,
+    common: Common = _DEFAULT,
+) -> None:
+    """Withdraw all pending and delayed messages of a topic for good; dead messages stay.
 
     Args:
         name: the topic.
+        export_to: a new file to write them to first, as lines of JSON.
         yes: do not ask.
     """
     out = Output(common)
@@ -81,7 +100,47 @@ async def purge(name: str, /, *, yes: bool = False, common: Common = _DEFAULT) -
         of = (await queue.counts()).topics.get(name)
         waiting = of.pending + of.delayed if of else 0
         if waiting:
-            question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good?"
-            out.confirm(question, yes=yes)
-        purged = await queue.purge(name)
-        out.line(f"withdrew {purged:,} messages of {name}", data={"topic": name, "purged": purged})
+            question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good"
+            out.confirm(f"{question}?" if export_to is None else f"{question}, kept in {export_to}?", yes=yes)
+        if export_to is None:
+            purged, kept = await queue.purge(name), ""
+        else:
+            await known_topic(queue, name)
+            purged = await _export_and_withdraw(out, queue, name, export_to, waiting)
+            kept = f"; kept in {export_to}"
+        data = {"topic": name, "purged": purged} | ({"file": export_to} if kept else {})
+        out.line(f"withdrew {purged:,} messages of {name}{kept}", data=data)
+
+
+async def _export_and_withdraw(
+    out: Output, queue: RedisMessageQueue, topic: str, name: str, waiting: int
+) -> int:
+    """Write pending and delayed messages to a file, and withdraw exactly those once it is whole.
+
+    What is produced in between stays: it is not in the file.
+    """
+    ids: dict[str, None] = {}
+    states: tuple[Listed, ...] = ("pending", "delayed")
+    stopped = "nothing was withdrawn, and the file was removed"
+    with new_file(name) as write, long_work(out, "exporting", "exported", waiting, then=stopped) as progress:
+        for state in states:
+            after: str | None = None
+            while True:
+                page = await queue.list(topic, state=state, limit=BATCH, after=after)
+                for facts in page.messages:
+                    if facts.id not in ids:
+                        ids[facts.id] = None
+                        write(facts.as_dict())
+                progress(len(ids))
+                after = page.next
+                if after is None:
+                    break
+    left = f"all are in {name}; the same command with another file goes on"
+    with long_work(out, "withdrawing", "withdrew", len(ids), then=left) as progress:
+        withdrawn = 0
+        every = list(ids)
+        for start in range(0, len(every), BATCH):
+            calls = [queue.cancel(id_) for id_ in every[start : start + BATCH]]
+            withdrawn += sum(await asyncio.gather(*calls))
+            progress(withdrawn)
+    return withdrawn

@@ -1,4 +1,4 @@
-"""What people type: durations, rates, headers, JSON."""
+"""What people type and read: durations, rates, headers, numbers of things."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from mx_rmq.cli.exits import UsageError
 from mx_rmq.limits import MOST_SECONDS
+from mx_rmq.tables import counted as counted
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

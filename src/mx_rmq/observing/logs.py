@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 import traceback
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from mx_rmq.events import KINDS, MessageRetried, listen
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from mx_rmq.events import Event
+
+Style = Literal["auto", "plain", "colour", "json"]
+"""How log lines look. ``auto`` is coloured on a terminal, else plain."""
 
 logger = logging.getLogger("mx_rmq")
 
@@ -65,6 +72,81 @@ def configure(level: int = logging.INFO) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(level)
+
+
+def configure_program(style: Style, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Log to standard error in a program of ours: what this package says, and what its user's code logs.
+
+    Args:
+        style: how the lines look. Unless it is ``auto``, what the user's code has configured goes.
+        level: the least level of what this package says.
+        stream: another file than standard error.
+    """
+    root = logging.getLogger()
+    if style == "auto" and logger.hasHandlers():
+        return
+    for configured in (root, logger):
+        for handler in configured.handlers[:]:
+            configured.removeHandler(handler)
+    handler = logging.StreamHandler(stream)
+    if style == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(LineFormatter(coloured=style == "colour" or (style == "auto" and is_coloured())))
+    root.addHandler(handler)
+    logger.setLevel(level)
+
+
+def is_coloured() -> bool:
+    """Whether standard error shows colours, and its user wants them."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as a line for people: time, level, event and text.
+
+    Args:
+        coloured: with colours, for a terminal; control characters in the text are shown as ``?`` then.
+    """
+
+    _COLOURS: Final = {
+        logging.DEBUG: "2",
+        logging.INFO: "32",
+        logging.WARNING: "33",
+        logging.ERROR: "31",
+        logging.CRITICAL: "1;31",
+    }
+
+    def __init__(self, *, coloured: bool) -> None:
+        super().__init__("%(asctime)s %(message)s")
+        self._coloured = coloured
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback below it."""
+        formatted = super().format(record)
+        if not self._coloured:
+            return formatted
+        head = self.formatMessage(record)
+        return head + _printable(formatted[len(head) :])
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """Return the line."""
+        # What happens here is named by the event; what the user's code logs, by its logger.
+        event = getattr(record, "event", "" if record.name == "root" else record.name)
+        text = record.message.removeprefix(f"{event}: ")
+        if not self._coloured:
+            return f"{record.asctime} {record.levelname:<7} {event}{': ' if event else ''}{text}"
+        colour = self._COLOURS.get(record.levelno, "0")
+        time = record.asctime.partition(" ")[2].partition(",")[0]
+        name = f" \x1b[1m{event}\x1b[0m" if event else ""
+        return f"\x1b[2m{time}\x1b[0m \x1b[{colour}m{record.levelname:<7}\x1b[0m{name} {_printable(text)}"
+
+
+def _printable(text: str) -> str:
+    """A text that cannot steer a terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
@@ -35,7 +37,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from mx_rmq.storage.store import Store
 
@@ -83,6 +85,8 @@ class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     counters_checked: bool = True
     """False if traffic during the audit made it meaningless to compare the counters."""
+    finished: bool = True
+    """False if the time was over before everything was looked at."""
 
     @property
     def clean(self) -> bool:
@@ -98,43 +102,85 @@ class AuditReport:
         """As JSON has it."""
         return {"clean": self.clean} | plain_fields(self)
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How it went, in one line."""
         places = ", ".join(f"{self.places[place]} {place}" for place in PLACES)
         hints = f", {self.stale_hints} stale entries" if self.stale_hints else ""
         hints += f", {self.ungrouped} in no group" if self.ungrouped else ""
         checked = (
             "" if self.counters_checked else "; the counters changed during the audit and were not checked"
         )
+        if not self.finished:
+            checked = "; the time was over before everything was looked at"
+        count = len(self.findings)
+        found = "clean" if self.clean else f"{count} finding{'' if count == 1 else 's'}"
+        return f"{found}: {places}{hints}{checked}"
+
+    def __str__(self) -> str:
         if self.clean:
-            return f"clean: {places}{hints}{checked}"
+            return self.summary
         columns = ("problem", "what", "topic", "repaired", "detail")
         rows = [
             (each.kind, each.what, each.topic, "yes" if each.repaired else "no", each.detail)
             for each in self.findings
         ]
-        found = f"{len(rows)} finding{'' if len(rows) == 1 else 's'}"
-        return f"{found}: {places}{hints}{checked}\n{table(columns, rows)}"
+        return f"{self.summary}\n{table(columns, rows)}"
 
 
-async def audit(store: Store, *, repair: bool = False, lease: float = 15.0) -> AuditReport:
+async def audit(
+    store: Store,
+    *,
+    repair: bool = False,
+    lease: float = 15.0,
+    within: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> AuditReport:
     """Check a queue, and with *repair* put every stray message back where it is not lost.
 
     A body in no place becomes pending. A lease without deadline gets one of *lease* seconds. What is
     left of a message without body is removed. A key of the wrong type is renamed out of the way. A
     field that belongs to no message is moved to the hash ``<key>:foreign``.
+
+    Args:
+        store: of the shard.
+        repair: whether to mend what is found.
+        lease: seconds that a lease without deadline gets.
+        within: seconds after which to return what was found so far; None for no limit.
+        progress: called with the number of messages looked at so far.
     """
-    return await _Audit(store, repair=repair, lease=lease).run()
+    until = inf if within is None else monotonic() + within
+    run = _Audit(store, repair=repair, lease=lease, until=until, progress=progress)
+    try:
+        await run.run()
+    except _TimeOver:
+        run.report.finished = run.report.counters_checked = False
+    return run.report
+
+
+class _TimeOver(Exception):
+    """The audit shall end now."""
 
 
 class _Audit:
-    def __init__(self, store: Store, *, repair: bool, lease: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        repair: bool,
+        lease: float,
+        until: float,
+        progress: Callable[[int], None] | None,
+    ) -> None:
         self._store = store
         self._keys = store.keys
         self._names_only = True
         """Whether to ask HSCAN for NOVALUES; False once that is known not to work."""
         self._repair = repair
         self._lease = lease
-        self._report = AuditReport()
+        self._until = until
+        self._progress = progress
+        self.report = AuditReport()
         self._live: Counter[str] = Counter()
         self._dead: Counter[str] = Counter()
         self._stale: dict[str, int] = {}
@@ -142,11 +188,11 @@ class _Audit:
         """Messages in no place, per topic; a repair adds a list entry for each."""
         self._reported: set[tuple[str, str]] = set()
 
-    async def run(self) -> AuditReport:
+    async def run(self) -> None:
         topics = await self._topics()
         usable = await self._check_types(topics)
         if not all(self._keys.of_queue(part) in usable for part in QUEUE_PARTS):
-            return self._report  # Without repair, a key of the wrong type cannot be judged.
+            return  # Without repair, a key of the wrong type cannot be judged.
         before = await self._counters()
         listed = await self._listed(topics, usable)
         unseen = await self._check_bodies(listed)
@@ -156,7 +202,6 @@ class _Audit:
         await self._check_groups()
         await self._check_counters(before)
         await self._check_hints(before, listed, usable)
-        return self._report
 
     # -- keys
 
@@ -212,15 +257,16 @@ class _Audit:
             for suspect, verdict in await self._judge(await self._with_topics("payload", suspects)):
                 if verdict.place == "none":
                     continue
-                self._report.places[verdict.place] += 1
+                self.report.places[verdict.place] += 1
                 self._live[verdict.topic] += 1
                 if verdict.place == "pending" and "body-in-no-place" not in verdict.findings:
                     if suspect.id in listed.get(verdict.topic, ()):
                         claimable[verdict.topic] += 1
                     else:
                         unseen.append(suspect)
+            self._tell()
         self._stale = {topic: entries.total() - claimable[topic] for topic, entries in listed.items()}
-        self._report.stale_hints = sum(self._stale.values())
+        self.report.stale_hints = sum(self._stale.values())
         return unseen
 
     async def _check_unseen(self, unseen: list[Suspect], topics: list[str]) -> None:
@@ -265,9 +311,10 @@ class _Audit:
             suspects = await with_groups(self._store, await self._with_topics("dlq_payload", chunk))
             for _, verdict in await self._judge(suspects):
                 if verdict.place == "dead":
-                    self._report.places["dead"] += 1
+                    self.report.places["dead"] += 1
                     self._dead[verdict.topic] += 1
-                    self._report.ungrouped += _UNGROUPED in verdict.findings
+                    self.report.ungrouped += _UNGROUPED in verdict.findings
+            self._tell()
         async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue("dlq"))):
             await self._judge(chunk)
 
@@ -275,7 +322,7 @@ class _Audit:
         """Check how many dead messages each group counts, unless that changed during the count."""
         wrong = await check_groups(self._store, repair=self._repair)
         if wrong is None:
-            self._report.counters_checked = False
+            self.report.counters_checked = False
         for group in wrong or ():
             self._add("groups-disagree", group.id, topic=group.topic, detail=group.detail)
 
@@ -312,7 +359,7 @@ class _Audit:
         """Check that gains minus losses match the messages found, unless the counters changed in between."""
         counters = await self._counters()
         if counters != before:
-            self._report.counters_checked = False
+            self.report.counters_checked = False
             return
         for topic in sorted(
             {name.rpartition(":")[0] for name in counters} | set(self._live) | set(self._dead)
@@ -329,13 +376,13 @@ class _Audit:
         for topic in sorted(self._stale.keys() | set(filter(is_label, counted))):
             stale = self._stale.get(topic, 0)
             lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
-            if not self._report.counters_checked or (topic in listed and not usable.issuperset(lists)):
+            if not self.report.counters_checked or (topic in listed and not usable.issuperset(lists)):
                 continue
             entries = sum([await self._command("LLEN", key) for key in lists])
             said = before.get(topic + _STALE, 0)
             mended = self._strays[topic] if self._repair else 0
             if entries != listed.get(topic, Counter()).total() + mended:
-                self._report.counters_checked = False
+                self.report.counters_checked = False
             elif said != stale:
                 if self._repair:
                     key = self._keys.of_queue("counters")
@@ -356,12 +403,18 @@ class _Audit:
 
     # -- reading
 
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self.report.places.total())
+
     def _add(self, kind: str, what: str, *, topic: str = "", detail: str = "") -> None:
         if (kind, what) not in self._reported:
             self._reported.add((kind, what))
-            self._report.findings.append(Finding(kind, what, topic, repaired=self._repair, detail=detail))
+            self.report.findings.append(Finding(kind, what, topic, repaired=self._repair, detail=detail))
 
     async def _command(self, *args: Any) -> Any:
+        if monotonic() > self._until:
+            raise _TimeOver
         return await self._store.commands.execute_command(*args)
 
     async def _stored(self, part: str) -> AsyncIterator[Suspect]:

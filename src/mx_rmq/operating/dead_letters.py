@@ -9,10 +9,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
-from mx_rmq.errors import ConfigError
+from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.fingerprint import decode_label
 from mx_rmq.limits import REPLY_BYTES
-from mx_rmq.operating.dlq_reader import Filter, Walk, latest
+from mx_rmq.operating.dlq_reader import Filter, Walk, latest, with_bodies
 from mx_rmq.operating.letters import (
     DeadGroup,
     DeadGroups,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 200
 """Messages deleted per call. The server needs 20 ms to free this many bodies of a megabyte."""
-_AT_ONCE: Final = 500
-"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 5 ms."""
+_AT_ONCE: Final = 250
+"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 3 ms."""
 
 Progress = Callable[[int], None]
 """Called with the number of messages done so far."""
@@ -85,16 +85,20 @@ class DeadLetters:
         check_whole("limit", limit, 1)
         number, mark = _place(after)
         letters: Letters = []
-        end = ""
+        left, end = limit, ""
         for at in range(number, len(self._shards)):
             store = self._shards[at].operating
-            where = Filter(topic, error, group)
-            async for row in latest(store, where, mark, limit - len(letters)):
-                if len(letters) == limit:
-                    return Page(letters, end, await Queries(store).time())
-                letters.append(letter_of(row))
-                end = ",".join((str(at), row.died_ms.decode(), row.id.decode(errors="surrogateescape")))
-            mark = None
+            found: Rows = []
+            more = False
+            async for row in latest(store, Filter(topic, error, group), mark, left):
+                if more := len(found) == left:
+                    break
+                found.append(row)
+            async for rows in with_bodies(store, [row.id for row in found]):
+                letters += map(letter_of, rows)
+            end, left, mark = _next(at, found[-1]) if found else end, left - len(found), None
+            if more:
+                return Page(letters, end, await Queries(store).time())
         return Page(letters, None, await Queries(self._shards[0].operating).time())
 
     async def groups(self) -> DeadGroups:
@@ -119,6 +123,30 @@ class DeadLetters:
         uncounted = max(0, dead - sum(group.count for group in groups))
         read_at = await Queries(self._shards[0].operating).time()
         return DeadGroups(groups, read_at, uncounted=uncounted)
+
+    async def count(
+        self, *, topic: str | None = None, error: str | None = None, group: str | None = None
+    ) -> int:
+        """How many dead messages match. With *error* all of them are looked at, without their bodies.
+
+        Args:
+            topic: only messages of this topic.
+            error: only messages with this reason, error class or place, or with this text in their error.
+            group: only messages of the group with this id.
+        """
+        if error is None:
+            groups = await self.groups()
+            if group is not None or not groups.uncounted:
+                own = [one for one in groups if topic in (None, one.topic) and group in (None, one.id)]
+                return sum(one.count for one in own)
+        counted = 0
+        for shard in self._shards:
+            walk = Walk(shard.operating, Filter(topic, error, group), bodies=False)
+            while rows := await walk.next(_AT_ONCE):
+                counted += len(rows)
+                for row in rows:
+                    walk.stays(row)
+        return counted
 
     async def get(self, id_: str) -> DeadLetter:
         """One dead message.
@@ -236,12 +264,21 @@ class DeadLetters:
 
     # -- deleting
 
-    async def delete(self, *ids: str) -> int:
-        """Delete dead messages for good; returns how many there were."""
+    async def delete(self, *ids: str, died_at: Sequence[float] | None = None) -> int:
+        """Delete dead messages for good; returns how many there were.
+
+        Args:
+            ids: the messages to delete.
+            died_at: when each of them died; one that has died again since then stays.
+        """
+        if died_at is not None and len(died_at) != len(ids):
+            raise ConfigError(f"died_at must have one time for each id, got {len(died_at)} for {len(ids)}")
+        deaths = dict(zip(map(plain, ids), died_at or (), strict=False))
         deleted = 0
         for shard, own in self._by_shard(ids):
             for start in range(0, len(own), _PAGE):
-                deleted += await shard.operating.delete_dead(own[start : start + _PAGE])
+                some = own[start : start + _PAGE]
+                deleted += await shard.operating.delete_dead(some, [deaths[id_] for id_ in some if deaths])
         return deleted
 
     async def purge(
@@ -295,6 +332,7 @@ class DeadLetters:
         self,
         records: Iterable[DeadLetter | Mapping[str, Any]] | AsyncIterable[DeadLetter | Mapping[str, Any]],
         *,
+        refused: Callable[[MxRmqError], None] | None = None,
         progress: Progress | None = None,
     ) -> RestoreResult:
         """Put exported messages back into the DLQ, of this queue or another one.
@@ -303,6 +341,8 @@ class DeadLetters:
 
         Args:
             records: letters, or their ``as_dict()``.
+            refused: called when a record cannot be put back, with the reason and before the next record is
+                taken; without it the reason is raised.
             progress: called with the number of records done so far.
 
         Raises:
@@ -311,7 +351,7 @@ class DeadLetters:
         """
         statuses: dict[Restored, int] = defaultdict(int)
         done = 0
-        async for shard, rows in self._chunks(records):
+        async for shard, rows in self._chunks(records, refused):
             for status in await shard.operating.restore(rows):
                 statuses[status] += 1
             done += len(rows)
@@ -320,7 +360,7 @@ class DeadLetters:
         return RestoreResult(*(statuses[each] for each in (Restored.RESTORED, Restored.LIVE, Restored.DEAD)))
 
     async def _chunks(
-        self, records: Iterable[Any] | AsyncIterable[Any]
+        self, records: Iterable[Any] | AsyncIterable[Any], refused: Callable[[MxRmqError], None] | None
     ) -> AsyncIterator[tuple[Shard, Restores]]:
         """The messages of records, as many of one shard at a time as one call may carry."""
         chunks: dict[Shard, Restores] = {shard: [] for shard in self._shards}
@@ -328,9 +368,15 @@ class DeadLetters:
         number = 0
         async for record in _each(records):
             number += 1
-            row = restore_of(record, number)
-            shard = self._shard_of(row.id)
-            check_size(row.topic, NewMessage(row.id, row.body), shard.operating.max_bytes)
+            try:
+                row = restore_of(record, number)
+                shard = self._shard_of(row.id)
+                check_size(row.topic, NewMessage(row.id, row.body), shard.operating.max_bytes)
+            except MxRmqError as error:
+                if refused is None:
+                    raise
+                refused(error)
+                continue
             sizes[shard] += len(row.body)
             if chunks[shard] and (len(chunks[shard]) == _AT_ONCE or sizes[shard] > REPLY_BYTES):
                 yield shard, chunks[shard]
@@ -399,6 +445,11 @@ def _joined(one: StoredGroup, other: StoredGroup) -> StoredGroup:
     """A group that is on two shards."""
     times = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
     return StoredGroup(one.dead + other.dead, one.label or other.label, *times)
+
+
+def _next(shard: int, row: DeadRow) -> str:
+    """The place behind a message, as text."""
+    return ",".join((str(shard), row.died_ms.decode(), row.id.decode(errors="surrogateescape")))
 
 
 def _place(after: str | None) -> tuple[int, Mark | None]:

@@ -83,7 +83,7 @@ class Inspector:
             case "dead":
                 why = f"{facts.reason}: {facts.error}" if facts.error else facts.reason
                 dead = f"{name} has been dead since {utc(facts.died_at)}"
-                return f"{dead}, {why}; replay it with queue.dlq.replay()"
+                return f"{dead}, {why}; it may be replayed"
             case "running" | "held":
                 if facts.state == "held":
                     leased = f"{name} is held ready by {facts.holder}, it has not begun"
@@ -107,7 +107,7 @@ class Inspector:
             return f"its lifetime ended at {utc(facts.expires_at)}; {await self._mover()}"
         for shard in self._shards:
             if await Queries(shard.operating).paused(facts.topic):
-                return "the topic is paused; resume it with queue.resume()"
+                return "the topic is paused"
         workers = await self.workers()
         serving = [worker for worker in workers if facts.topic in worker.topics]
         if not serving:

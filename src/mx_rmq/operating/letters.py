@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mx_rmq.errors import MxRmqError, UnreadableMessage
 from mx_rmq.message import Message, Reason, decode_death, decode_message
-from mx_rmq.operating.messages import MessageFacts, message_fields, paged
+from mx_rmq.operating.messages import MessageFacts, message_fields, paged, read_message
 from mx_rmq.payloads import plain_payload
 from mx_rmq.tables import ago, iso, plain_fields
 
@@ -56,14 +56,17 @@ class DeadLetter:
     @property
     def facts(self) -> MessageFacts:
         """The same in the form of ``find`` and ``list``."""
+        message, unreadable = read_message(self.body)
         return MessageFacts(
             self.id,
             "dead",
             self.topic,
-            self.message,
+            message,
             died_at=self.died_at,
             reason=self.reason,
             error=self.error,
+            unreadable=unreadable,
+            body=self.body if unreadable else b"",
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
 from mx_rmq.limits import BATCH
 from mx_rmq.message import LANES
 from mx_rmq.operating.dead_letters import DeadLetters
-from mx_rmq.operating.messages import STATES, MessagePage, live_facts
+from mx_rmq.operating.messages import ASKED, MessagePage, live_facts
 from mx_rmq.storage.facts import held_ids
 from mx_rmq.storage.queries import Live, Queries
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.message import Lane
-    from mx_rmq.operating.messages import Listed, MessageFacts
+    from mx_rmq.operating.messages import Asked, MessageFacts
     from mx_rmq.storage.shard import Shard
 
 _CHUNK: Final = 500
@@ -53,11 +53,11 @@ class _Step:
 
 
 async def list_messages(
-    shards: list[Shard], topic: str, state: Listed, limit: int, after: str | None
+    shards: list[Shard], topic: str, state: Asked, limit: int, after: str | None
 ) -> MessagePage:
     """A page of messages; see ``RedisMessageQueue.list``."""
     topic = check_topic(topic)
-    check_choice("state", state, STATES)
+    check_choice("state", state, ASKED)
     check_whole("limit", limit, 1, BATCH)
     number, place = _begin(shards, state, after)
     if state == "dead":
@@ -78,7 +78,7 @@ async def list_messages(
     return MessagePage(facts, None, read_at)
 
 
-def _begin(shards: list[Shard], state: Listed, after: str | None) -> tuple[int, str]:
+def _begin(shards: list[Shard], state: Asked, after: str | None) -> tuple[int, str]:
     """The shard and the place at which a page begins."""
     if after is None:
         return 0, ""
@@ -91,7 +91,7 @@ def _begin(shards: list[Shard], state: Listed, after: str | None) -> tuple[int, 
                 _pending_place(place)
             case "delayed":
                 _delayed_place(place)
-            case "running" | "held":
+            case "running" | "held" | "processing":
                 _lease_place(place)
         return int(number), place
     except (AttributeError, ValueError):
@@ -99,7 +99,7 @@ def _begin(shards: list[Shard], state: Listed, after: str | None) -> tuple[int, 
 
 
 async def _rows(
-    queries: Queries, topic: str, state: Listed, limit: int, place: str
+    queries: Queries, topic: str, state: Asked, limit: int, place: str
 ) -> tuple[list[_Row], str | None]:
     """Up to *limit* messages of one shard, and where to go on."""
     rows: dict[str, _Row] = {}
@@ -119,13 +119,13 @@ async def _rows(
     return list(rows.values()), end
 
 
-async def _look(queries: Queries, topic: str, state: Listed, place: str) -> _Step:
+async def _look(queries: Queries, topic: str, state: Asked, place: str) -> _Step:
     match state:
         case "pending":
             return await _look_at_pending(queries, topic, place)
         case "delayed":
             return await _look_at_delayed(queries, topic, place)
-        case "running" | "held":
+        case "running" | "held" | "processing":
             return await _look_at_leases(queries, topic, state, place)
         case "dead":
             raise AssertionError("dead messages are listed by DeadLetters")
@@ -177,7 +177,7 @@ async def _look_at_delayed(queries: Queries, topic: str, place: str) -> _Step:
     return _Step(rows, places[ids[-1]] if len(ids) == _CHUNK else None)
 
 
-async def _look_at_leases(queries: Queries, topic: str, state: Listed, place: str) -> _Step:
+async def _look_at_leases(queries: Queries, topic: str, state: Asked, place: str) -> _Step:
     """The leases of a topic, the oldest claim first; there are no more than workers can hold."""
     passed = _lease_place(place)
     leases = await queries.leases(topic)
@@ -185,11 +185,11 @@ async def _look_at_leases(queries: Queries, topic: str, state: Listed, place: st
     ids = sorted(
         (lease.fence, id_)
         for id_, lease in leases.items()
-        if (id_ in held) == (state == "held") and (lease.fence, id_) > passed
+        if state in ("processing", "held" if id_ in held else "running") and (lease.fence, id_) > passed
     )[: BATCH + 1]
     lives = await queries.lives(topic, [id_ for _, id_ in ids])
     rows = [
-        _Row(id_, live, f"{at},{id_}", state == "held")
+        _Row(id_, live, f"{at},{id_}", id_ in held)
         for (at, id_), live in zip(ids, lives, strict=True)
         if live is not None and live.lease is not None
     ]

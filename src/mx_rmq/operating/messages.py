@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from msgspec import to_builtins
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 Listed = Literal["pending", "running", "held", "delayed", "dead"]
 """The states of messages that can be listed."""
 State = Literal[Listed, "done", "gone"]
+Asked = Literal[Listed, "processing"]
+"""What can be asked for; ``processing`` is running and held together."""
 
 STATES: Final[tuple[Listed, ...]] = get_args(Listed)
+ASKED: Final[tuple[Asked, ...]] = get_args(Asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class MessageFacts:
     """When it was done, or died, if that is remembered."""
     took: float | None = None
     """How many seconds its last attempt ran, if that is remembered."""
+    unreadable: str = ""
+    """Why its stored bytes cannot be read; empty if they can."""
+    body: bytes = b""
+    """The stored bytes as they are, if they cannot be read; else empty."""
 
     @property
     def created_at(self) -> float | None:
@@ -79,8 +86,8 @@ class MessageFacts:
         return plain_payload(self.message)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: the payload decoded, instants as ISO texts in UTC."""
-        own = plain_fields(self)
+        """As JSON has it: the payload decoded, instants as ISO texts in UTC, unreadable bytes as hex."""
+        own = plain_fields(self) | {"body": self.body.hex() if self.unreadable else None}
         del own["message"]
         return own | message_fields(self.message) | {"last_error": self.last_error, "place": self.place}
 
@@ -104,6 +111,8 @@ class MessageFacts:
                 "attempts": self.attempts or None,
                 "last error": self.last_error,
                 "place": self.place,
+                "unreadable": self.unreadable,
+                "bytes": self.body[:200].hex(" "),
                 "payload": None
                 if message is None
                 else bytes(message.payload)[:1000].decode(errors="replace"),
@@ -172,12 +181,22 @@ def _utc(instant: float | None) -> str | None:
     return None if instant is None else utc(instant)
 
 
+def read_message(body: bytes) -> tuple[Message | None, str]:
+    """The message in stored bytes, or None and why they cannot be read."""
+    try:
+        return decode_message(body), ""
+    except UnreadableMessage as error:
+        return None, str(error) if body else "its bytes are missing"
+
+
 def live_facts(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
     """What is known about a message that is not dead."""
-    try:
-        message = decode_message(live.body)
-    except UnreadableMessage:
-        message = None
+    message, unreadable = read_message(live.body)
+    facts = _live_facts(id_, live, message, held=held)
+    return replace(facts, unreadable=unreadable, body=live.body) if unreadable else facts
+
+
+def _live_facts(id_: str, live: Live, message: Message | None, *, held: bool) -> MessageFacts:
     if live.lease is not None:
         lease = Lease.parse(live.lease)
         return MessageFacts(

@@ -102,6 +102,14 @@ async def refuse_unknown_topic(shards: Sequence[Shard], topic: str, handled: Col
     raise UnknownTopic(f"there is no topic {topic!r}: {why}; {hint}")
 
 
+async def topic_names(shards: Sequence[Shard]) -> list[str]:
+    """The names of all topics that were produced to and are not forgotten, or are paused."""
+    names: set[str] = set()
+    for shard in shards:
+        names |= await Queries(shard.operating).topic_names()
+    return sorted(names)
+
+
 async def queue_names(shards: Sequence[Shard]) -> list[str]:
     """The names of all queues on the servers of the shards."""
     names: set[str] = set()

@@ -152,11 +152,13 @@ class EmbeddedServer:
         binary: Path | None = None,
         options: Sequence[str] = (),
         timeout: float = 10.0,
+        attach: bool = True,
     ) -> EmbeddedServer:
         """Start a private server, or attach to the one with its data in *path*, starting it if needed.
 
         Loading the data counts against *timeout*. *binary* and *options* (arguments such as ``"--maxmemory",
-        "1gb"``) are used only if this call starts the server.
+        "1gb"``) are used only if this call starts the server. Without *attach* a server that runs there
+        already is an error.
 
         Raises:
             EmbeddedServerError: there is no binary, *path* is unusable, or the server does not come up.
@@ -166,7 +168,7 @@ class EmbeddedServer:
             home = _own_directory(path) if path else _scratch_directory()
             server = cls(home, private=path is None)
             try:
-                server._join(binary, options, timeout)
+                server._join(binary, options, timeout, attach=attach)
             except BaseException:
                 server.close()
                 raise
@@ -186,6 +188,12 @@ class EmbeddedServer:
     def private(self) -> bool:
         """Whether its data is in memory only and it has a single user."""
         return self._private
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a server runs in its directory now."""
+        with self._server_lock() as lock:
+            return not lock.take(fcntl.LOCK_SH)
 
     def rejoin(self, timeout: float = 10.0) -> None:
         """Start the server again if it is gone; ``pid`` and ``url`` then belong to the running server.
@@ -226,7 +234,9 @@ class EmbeddedServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, binary: Path | None, options: Sequence[str], timeout: float) -> None:
+    def _join(
+        self, binary: Path | None, options: Sequence[str], timeout: float, *, attach: bool = True
+    ) -> None:
         started = False
         for _ in _moments(timeout):
             if not self._users.take(fcntl.LOCK_SH):
@@ -239,6 +249,11 @@ class EmbeddedServer:
                     started = True
                     continue
             record = self._record()
+            if not attach and not started:
+                where = f" by process {record[0]} at unix://{quote(str(record[1]))}" if record else ""
+                raise EmbeddedServerError(
+                    f"{self._home} is already served{where}; use that server, or give another directory"
+                )
             # Read again after the answer: the record of an earlier server may name the same socket.
             if record and _ask(record[1], b"PING", _PATIENCE) == b"+PONG\r\n" and record == self._record():
                 self.pid, self.socket = record

@@ -14,7 +14,7 @@ from redis import ConnectionPool
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from mx_rmq.errors import ConfigError, EmbeddedServerError, ServerUnavailable
+from mx_rmq.errors import ConfigError, EmbeddedServerError, ServerRefused, ServerUnavailable
 from mx_rmq.events import EmbeddedNotRestarted, EmbeddedRestarted, emit
 from mx_rmq.storage import embedded
 
@@ -190,24 +190,24 @@ def _is_plain(url: str) -> bool:
     return not database or database.isdecimal()
 
 
-def no_connection(error: Exception) -> ConfigError | ServerUnavailable:
+def no_connection(error: Exception) -> ServerRefused | ServerUnavailable:
     """The error of this package for redis-py's reason why it could not connect.
 
     A server that refuses the user, the password, the database or the certificate will refuse them again. A
     server certificate that this side does not trust stays untrusted. Retrying helps in neither case.
     """
     if isinstance(error.__cause__ or error, AuthenticationError | ResponseError):
-        return ConfigError(f"the server refuses the connection: {error!s:.200}")
+        return ServerRefused(f"the server refuses the connection: {error!s:.200}")
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigError(
+            return ServerRefused(
                 f"the server's certificate is refused: {cause.verify_message or cause!s:.200}; give the "
                 "CA's file with ssl_ca_certs=FILE in the URL, and use the host name in the certificate"
             )
         if isinstance(cause, ssl.SSLError) and any(
             word in (cause.reason or "") for word in ("ALERT_CERTIFICATE", "BAD_CERTIFICATE", "UNKNOWN_CA")
         ):
-            return ConfigError(
+            return ServerRefused(
                 f"the server refuses the client's certificate: {cause!s:.200}; "
                 "give it one with ssl_certfile=FILE and ssl_keyfile=FILE in the URL"
             )

@@ -173,6 +173,13 @@ class Queries:
         """The topics that are known."""
         return sorted(_text(topic) for topic in await self._read("SMEMBERS", "topics"))
 
+    async def topic_names(self) -> set[str]:
+        """The names of the topics that are known or paused, without those from other programs."""
+        known, paused = await asyncio.gather(
+            self._read("SMEMBERS", "topics"), self._read("SMEMBERS", "paused")
+        )
+        return {name.decode() for name in {*known, *paused} if is_label(name)}
+
     async def knows(self, topic: str) -> bool:
         """Whether a topic was produced to, or is paused."""
         return any(

@@ -1,0 +1,108 @@
+"""``mx-rmq stats``: totals by topic, and what happens each second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.cli.connecting import opened
+from mx_rmq.cli.exits import UsageError
+from mx_rmq.cli.output import At, Column, Output
+from mx_rmq.cli.settings import Common
+from mx_rmq.cli.words import seconds_of
+from mx_rmq.storage.facts import TopicCounts
+from mx_rmq.tables import iso
+
+if TYPE_CHECKING:
+    from mx_rmq.cli.output import Cell
+    from mx_rmq.queue import RedisMessageQueue
+    from mx_rmq.storage.facts import Counts
+
+_DEFAULT = Common()
+_SHORTEST: Final = 0.1
+_NONE: Final = TopicCounts()
+
+
+async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
+    """Show by topic what was produced, completed, retried, recovered and dead since the topic is known.
+
+    Args:
+        watch: show instead how many of each there are a second, every so often, such as 1 or 10s.
+    """
+    out = Output(common)
+    interval = None if watch is None else seconds_of("--watch", watch)
+    if interval is not None and interval < _SHORTEST:
+        raise UsageError(f"--watch must be {_SHORTEST:g} seconds or longer, got {watch}")
+    async with opened(common) as queue:
+        if interval is not None:
+            await _watch(queue, interval, out)
+            return
+        counts = await queue.counts()
+    columns: list[Column | str] = ["topic", "produced", "completed", "retried", "recovered"]
+    columns.append(Column("dead", style="red"))
+    rows: list[list[Cell]] = [[name, *_totals(of).values()] for name, of in counts.topics.items()]
+    data = {
+        "topics": {name: _totals(of) for name, of in counts.topics.items()},
+        "read_at": iso(counts.read_at),
+    }
+    out.table(columns, rows, data=data, empty="no topic yet")
+
+
+async def _watch(queue: RedisMessageQueue, interval: float, out: Output) -> None:
+    columns: list[Column | str] = [
+        Column("at", is_optional=True),
+        "topic",
+        "pending",
+        "in/s",
+        "done/s",
+        "retried/s",
+        Column("recovered/s", is_optional=True),
+        Column("dead/s", style="red"),
+        "oldest",
+    ]
+    before = await queue.counts()
+    with out.live(columns) as show:
+        while True:
+            await asyncio.sleep(interval)
+            counts = await queue.counts()
+            rates = _rates(before, counts)
+            at = At(counts.read_at)
+            rows: list[list[Cell]] = []
+            for name, rate in rates.items():
+                of = counts.topics[name]
+                rows.append([at, name, of.pending, *rate.values(), At(of.oldest_at, counts.read_at)])
+            if out.is_terminal:  # those where most happens first: not all may fit
+                rows.sort(key=lambda row: -sum(cell for cell in row[3:8] if isinstance(cell, float)))
+                rows = [[f"{at.moment:%H:%M:%S}" if at.moment else "", *row[1:]] for row in rows]
+            show(rows, {"at": iso(counts.read_at), "topics": _said(counts, rates)})
+            before = counts
+
+
+def _rates(before: Counts, now: Counts) -> dict[str, dict[str, float]]:
+    """Events a second, by topic; the totals of a topic that was forgotten begin anew."""
+    seconds = max(now.read_at - before.read_at, 0.001)
+    rates = {}
+    for name, of in now.topics.items():
+        earlier = _totals(before.topics.get(name, _NONE))
+        rates[name] = {
+            event: max(0, total - earlier[event]) / seconds for event, total in _totals(of).items()
+        }
+    return rates
+
+
+def _said(counts: Counts, rates: dict[str, dict[str, float]]) -> dict[str, Any]:
+    return {
+        name: {"pending": counts.topics[name].pending}
+        | {f"{event}_per_second": round(value, 3) for event, value in rate.items()}
+        for name, rate in rates.items()
+    }
+
+
+def _totals(of: TopicCounts) -> dict[str, int]:
+    return {
+        "produced": of.produced,
+        "completed": of.completed,
+        "retried": of.retried,
+        "recovered": of.recovered,
+        "dead": of.dead,
+    }
