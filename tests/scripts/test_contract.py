@@ -498,8 +498,8 @@ DRIVES = {
     ),
     "complete": Drive(
         "complete_message",
-        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)], "r1:2"),
-        {"prefix": PREFIX, "topic": "orders", "history": PREFIX, "times": "r1:2"},
+        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)], "1:2"),
+        {"prefix": PREFIX, "topic": "orders", "history": PREFIX, "times": "1:2"},
         (
             {"id": "m1", "token": "1@5", "kept": "1500 60000 250"},
             {"id": "m2", "token": "2@6", "kept": 0},
