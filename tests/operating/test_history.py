@@ -222,6 +222,7 @@ async def test_a_few_round_trips_do_for_a_thousand_topics(
         ({"minutes": 72 * 60 + 1}, "minutes must be"),
         ({"minutes": 1.5}, "minutes must be"),
         ({"step": 0}, "step must be"),
+        ({"step": 61}, "step must be"),
         ({"step": "1"}, "step must be"),
     ],
 )

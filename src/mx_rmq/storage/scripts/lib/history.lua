@@ -9,7 +9,7 @@ local sheet_minutes = 20
 local history_events = 'pdcrolFCERUI?'
 local spread_buckets = 28  -- of run times, and as many of waiting times
 local history_topics = 200
-local history_seconds, recent_seconds = 262800, 9000
+local history_seconds, recent_seconds = 266400, 9000
 
 -- The name under which a topic is counted: its own, or '*'. Its sheet is made if need be. nil if another
 -- program has written there.
