@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 START_US = 1_763_230_000_000_000
 """An instant (2025-11-15) at which every test's clock starts."""
 
-BOOKKEEPING = ("topics", "counters", "call", "fence")
+BOOKKEEPING = ("topics", "counters", "call", "fence", "history", "recent")
 """Parts that tools need and correctness does not: left out of a state unless asked for."""
 
 

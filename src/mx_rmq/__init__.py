@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from mx_rmq.operating.audit import AuditReport, Finding
     from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
     from mx_rmq.operating.doctor import Checkup, Diagnosis
+    from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
     from mx_rmq.operating.messages import MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -71,6 +73,8 @@ __all__ = [
     "Finding",
     "Handler",
     "Health",
+    "History",
+    "HistoryRow",
     "InvalidName",
     "InvalidPayload",
     "JsonFormatter",
@@ -97,6 +101,7 @@ __all__ = [
     "ProduceNext",
     "ProduceOptions",
     "QueueOptions",
+    "Rates",
     "Receipt",
     "RedisMessageQueue",
     "Reject",
@@ -109,7 +114,9 @@ __all__ = [
     "StoreError",
     "Stored",
     "SyncProducer",
+    "TailEvent",
     "TopicCounts",
+    "TopicRates",
     "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
@@ -130,7 +137,9 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.operating.audit": "AuditReport Finding",
         "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
         "mx_rmq.operating.doctor": "Checkup Diagnosis",
+        "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
+        "mx_rmq.operating.tail": "TailEvent",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",
         "mx_rmq.produce_options": "ProduceManyOptions ProduceOptions",

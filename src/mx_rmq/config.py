@@ -96,6 +96,7 @@ class QueueOptions(TypedDict, total=False):
     dlq_max_age: Duration | None
     dlq_max_count: int | None
     server_check: ServerCheck
+    history: bool
     lifespan: Lifespan | None
 
 
@@ -148,6 +149,8 @@ class Config:
     """Dead messages beyond this many are deleted, oldest first; None keeps them."""
     server_check: ServerCheck = "warn"
     """What to do at the start if the server could lose messages: warn, refuse or off."""
+    history: bool = True
+    """Whether to count what happens, by topic and minute, for ``history`` and ``rates``."""
     lifespan: Lifespan | None = None
     """An async context manager that takes the queue. A worker enters it before it claims anything and leaves
     it after its last handler; handlers find what it yields in ``ctx.state``."""
@@ -191,6 +194,8 @@ class Config:
         check_whole("dlq_max_count", self.dlq_max_count, 0, none="no limit")
         check_choice("durability", self.durability, DURABILITIES)
         check_choice("server_check", self.server_check, SERVER_CHECKS)
+        if not isinstance(self.history, bool):
+            raise refusal("history", "True or False", self.history)
         if not isinstance(self.retry, Retry):
             raise refusal("retry", "a Retry(...)", self.retry)
         if self.lifespan is not None:

@@ -26,9 +26,11 @@ from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.deletion import delete_queue
 from mx_rmq.operating.doctor import examine
 from mx_rmq.operating.health import read_health
+from mx_rmq.operating.history import history, rates
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
-from mx_rmq.operating.topics import Topics, queue_names, topic_names
+from mx_rmq.operating.tail import kinds_of, tail
+from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic, topic_names
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import active, around, around_many
@@ -45,18 +47,21 @@ from mx_rmq.storage.locate import Address
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
     from datetime import datetime
     from types import TracebackType
 
     from mx_rmq.checks import Duration
     from mx_rmq.config import Durability, QueueOptions
+    from mx_rmq.events import Event
     from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.operating.audit import AuditReport
     from mx_rmq.operating.doctor import Checkup
+    from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage
+    from mx_rmq.operating.tail import TailEvent
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
@@ -511,11 +516,62 @@ class RedisMessageQueue:
         """How many messages the queue has, topic by topic."""
         return await Inspector(self._lifecycle.shards).counts()
 
+    async def history(
+        self, topic: str | None = None, *, minutes: int = 60, step: int | None = None
+    ) -> History:
+        """What happened in the last minutes, row by row, with the times that messages ran and waited.
+
+        Args:
+            topic: whose messages; None for those of all topics together.
+            minutes: how far back, up to 72 hours; the present minute is the last one.
+            step: minutes of a row; by default 1, or 20 for more than two hours. A row begins at a multiple
+                of it. Times older than two hours are known only for rows of 20 minutes or a multiple.
+
+        Raises:
+            UnknownTopic: nothing happened, and there is no such topic.
+        """
+        found = await history(self._lifecycle.shards, topic, minutes=minutes, step=step)
+        if topic is not None and found.is_empty:
+            await refuse_unknown_topic(self._lifecycle.shards, topic, self._handlers)
+        return found
+
+    async def rates(self) -> Rates:
+        """How fast each topic goes: events a second, times, and what was completed in the last hour."""
+        return await rates(self._lifecycle.shards)
+
     async def workers(self) -> Workers:
         """The workers that have registered recently."""
         return await Inspector(self._lifecycle.shards).workers()
 
     # -- observing
+
+    def tail(
+        self, topic: str | None = None, *, events: Iterable[str | type[Event]] = ()
+    ) -> AsyncGenerator[TailEvent, None]:
+        """What happens in all workers of the queue, wherever they are: ``async for each in mq.tail():``.
+
+        Workers publish their events while a program tails, and at no other time. A worker begins within half
+        a second. It publishes at most some hundred events a second; ``events.left_out`` tells how many more
+        there were. While the server is away, the iterator waits and tells so with ``server.unavailable`` and
+        ``server.back``. The queue must be open.
+
+        Args:
+            topic: only events of this topic.
+            events: only these: names such as ``message.dead``, their last parts such as ``dead``, or classes
+                of ``mx_rmq.events``. By default all but those that tell of messages before they end.
+
+        Raises:
+            ConfigError: there is no such event.
+            UnknownTopic: there is no such topic.
+            StoreError: the server refuses; says which right is missing.
+        """
+        return tail(
+            self._lifecycle.shards,
+            None if topic is None else check_topic(topic),
+            kinds_of(events),
+            server=self.config.shown_url,
+            handled=self._handlers,
+        )
 
     async def health(self) -> Health:
         """How this process is: its servers, its worker and its event loop. It never raises.

@@ -76,6 +76,20 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def lasted(seconds: float | None) -> str:
+    """A duration in words, such as ``0.25ms``, ``1.5s`` or ``12m``; two digits say enough."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((3600.0, "h"), (60.0, "m"), (1.0, "s")):
+        if seconds >= size:
+            return f"{_two_digits(seconds / size)}{unit}"
+    return f"{_two_digits(seconds * 1000)}ms"
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 9.95 else f"{number:.2g}"
+
+
 def utc(instant: float | None) -> str:
     """An instant in words."""
     if instant is None or instant == inf:

@@ -25,10 +25,11 @@ for n, key in ipairs(redis.call('KEYS', '*')) do
   elseif kind == 'list' then
     all[n] = { key, kind, redis.call('LRANGE', key, 0, -1) }
   else
-    all[n] = { key, kind, redis.call(read[kind], key) }
-    if string.find(key, 'ended=', 1, true) and redis.call('PTTL', key) < 0 then
-      all[n][3] = all[n][3] .. ' for ever'
+    local value = redis.call(read[kind], key)
+    if string.find(key, '=', 1, true) and redis.call('PTTL', key) < 0 then
+      if kind == 'set' then value[#value + 1] = 'for ever' else value = value .. ' for ever' end
     end
+    all[n] = { key, kind, value }
   end
 end
 return all
@@ -42,7 +43,8 @@ class State:
     def __init__(self, reply: Iterable[tuple[bytes, bytes, Any]]) -> None:
         self.keys: dict[str, Any] = {}
         for key, kind, value in reply:
-            cells = [value.decode()] if isinstance(value, bytes) else [cell.decode() for cell in value]
+            cells = [value] if isinstance(value, bytes) else value
+            cells = [cell.decode("latin-1") for cell in cells]  # a sheet of the history is no text
             name, shown = key.decode().removeprefix(PREFIX), _value(kind, cells)
             self.keys[name] = shown
 
@@ -274,8 +276,11 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
     ends = {name.removeprefix("ended="): value for name, value in state.keys.items() if "ended=" in name}
     if ends != reference.ended:
         yield f"what became of messages is remembered as {ends}, not as {reference.ended}"
+    sheets = {name: value for name, value in state.keys.items() if name.startswith(("history=", "recent="))}
+    if sheets != reference.sheets():
+        yield f"the history is {sheets}, not {reference.sheets()}"
     for name in state.keys:
-        if name not in KNOWN and not name.startswith(("call=", "ended=")):
+        if name not in KNOWN and not name.startswith(("call=", "ended=", "history=", "recent=")):
             yield f"there is a key {name}"
 
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "put_off", "release", "move_to_dlq"))
 DAY: Final = 86400.0
+ERROR: Final = b'{"reason":"failed"}'
+"""Why every message dies."""
 
 
 class Call(NamedTuple):
@@ -85,6 +87,15 @@ class Line:
         self._client.close()
 
 
+def sent(call: Call) -> tuple[Any, ...]:
+    """The arguments of a call as the store takes them: times in its own words."""
+    if call.verb != "complete":
+        return call.args
+    *rest, times = call.args
+    words = [f"{'rw'[bucket // 28]}{bucket % 28}:{amount}" for bucket, amount in times]
+    return (*rest, " ".join(words))
+
+
 def forged(token: str, n: int) -> str:
     """A token that was never given: too short at its end or its beginning, too long, or none at all."""
     return (token[:-1], token[1:], f"{token}0", "")[n % 4]
@@ -102,7 +113,7 @@ class Machine:
     def __init__(self, line: Line, scripts: Mapping[str, Script] = SCRIPTS) -> None:
         self.line = line
         self.clock = Clock()
-        self.store = Store(line, Keys("q"), now=self.clock, scripts=scripts)
+        self.store = Store(line, Keys("q"), history=True, now=self.clock, scripts=scripts)
         self.reference = Reference()
         self.state = State(())
         self.calls: list[Call] = []
@@ -229,7 +240,8 @@ class Machine:
             case "start":
                 return Call("start", (topic, picked), {})
             case "complete":
-                return Call("complete", (topic, [(pick, kept(step.seconds)) for pick in picked]), {})
+                times = [(len(picked), len(picked)), (30, 1)]
+                return Call("complete", (topic, [(pick, kept(step.seconds)) for pick in picked], times), {})
             case "retry" | "put_off" as verb:
                 return Call(verb, (topic, [(pick, step.seconds, self.body(pick.id)) for pick in picked]), {})
             case "release":
@@ -239,7 +251,7 @@ class Machine:
         rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
         return Call(
             "move_to_dlq",
-            (topic, [(pick, body, b"error") for pick, body in zip(picked, rewritten, strict=True)]),
+            (topic, [(pick, body, ERROR) for pick, body in zip(picked, rewritten, strict=True)]),
             {"kept": [kept(step.seconds)] * len(picked)},
         )
 
@@ -261,7 +273,7 @@ class Machine:
         """Make one call and check its answer and everything the server holds."""
         belated = self.reference.is_belated(call.options)
         try:
-            answer = await getattr(self.store, call.verb)(*call.args, **call.options)
+            answer = await getattr(self.store, call.verb)(*sent(call), **call.options)
         except StoreError as error:
             # A claim of none removes nothing and only passes the token on.
             growing = call.verb in ("produce", "produce_delayed") or (call.verb, call.args[-1]) == (
@@ -394,11 +406,11 @@ class Machine:
         overdue = await self.send(Call("take_over", (1000,), {"lease": 30.0, "holder": "drain"}))
         for topic in TOPICS:
             finished = [(late.delivery, Kept()) for late in overdue.taken if late.delivery.topic == topic]
-            await self.send(Call("complete", (topic, finished), {}))
+            await self.send(Call("complete", (topic, finished, []), {}))
         await self.work_off()
         await self.send(Call("promote", (1000,), {}))
         await self.send(Call("delete_dead", (IDS,), {}))
-        small = ("topics", "counters", "call=", "fence", "ended=")
+        small = ("topics", "counters", "call=", "fence", "ended=", "history=", "recent=")
         stuck = [name for name in self.state.keys if not name.startswith(small)]
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")
@@ -412,7 +424,8 @@ class Machine:
             while left:
                 claim = await self.send(Call("claim", (topic, 2), {"lease": 30.0, "holder": "drain"}))
                 left = claim.left
-                await self.send(Call("complete", (topic, [(got, Kept()) for got in claim.deliveries]), {}))
+                done = [(got, Kept()) for got in claim.deliveries]
+                await self.send(Call("complete", (topic, done, []), {}))
 
 
 class Bench:

@@ -574,10 +574,10 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "end-remembered-of-a-stale-one",
         "a late worker does not say what became of a message",
         "complete_message.lua",
-        "local ids, status = held(payload, processing, 3, 3)\n",
-        """local ids, status = held(payload, processing, 3, 3)
+        "local ids, status = held(payload, processing, 5, 3)\n",
+        """local ids, status = held(payload, processing, 5, 3)
 for n = 1, #ids do
-  local wish = string.match(ARGV[3 + (n - 1) * 3 + 2], '^%d+ (.+)$')
+  local wish = string.match(ARGV[5 + (n - 1) * 3 + 2], '^%d+ (.+)$')
   if wish then note_end(prefix, ids[n], 'done', now_ms, topic, wish_of(wish)) end
 end
 """,
@@ -834,6 +834,49 @@ end
         "complete_message.lua",
         "count(counters, topic, 'completed', #finished)",
         "count(counters, topic, 'completed', #ids)",
+    ),
+    # -- the history
+    Mutant(
+        "history-before-the-fence",
+        "what did not happen is not in the history",
+        "complete_message.lua",
+        "note(history, topic, now_us, 'c', #finished, spread)",
+        "note(history, topic, now_us, 'c', #ids, spread)",
+    ),
+    Mutant(
+        "history-without-end",
+        "a sheet of the history expires",
+        "lib/history.lua",
+        "string.rep('\\0', size), 'EX', history_seconds)",
+        "string.rep('\\0', size))",
+    ),
+    Mutant(
+        "history-topics-without-end",
+        "so does the set of its topics",
+        "lib/history.lua",
+        "    redis.pcall('EXPIRE', index, history_seconds)\n",
+        "",
+    ),
+    Mutant(
+        "history-times-without-end",
+        "so do the times of its minutes",
+        "lib/history.lua",
+        ", 'EX', recent_seconds)",
+        ")",
+    ),
+    Mutant(
+        "history-by-another-clock",
+        "a call is counted in the minute of its time",
+        "lib/history.lua",
+        "local minute = math.floor(now_us / 60000000)",
+        "local minute = math.floor(redis.call('TIME')[1] / 60)",
+    ),
+    Mutant(
+        "history-without-take-overs",
+        "a message that is taken over is counted as recovered",
+        "handle_timeout_message.lua",
+        "  note(history, topic, now_us, 'l', causes.lapsed or 0)\n",
+        "",
     ),
 )
 

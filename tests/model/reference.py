@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from mx_rmq.message import LANES, Lane
 from mx_rmq.receipt import Stored
@@ -29,6 +29,9 @@ from mx_rmq.storage.contract import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+HISTORY: Final = ("produced", "delivered", "completed", "retried", "put_off", "lapsed", "dead")
+"""The events that the history counts, in the order of its sheets; all deaths here have its first reason."""
 
 
 class Violation(AssertionError):
@@ -98,6 +101,8 @@ class Reference:
         """Per topic: how many events it had, and since when a look has found that number."""
         self.paused: set[str] = set()
         self.counters: Counter[str] = Counter()
+        self.noted: dict[str, bytearray] = {}
+        """The sheets of the history, by key."""
         self.lists: dict[tuple[str, Lane], list[str]] = {}
         self.order: dict[tuple[str, Lane], list[str]] = {}
         self.fence = 0
@@ -184,6 +189,7 @@ class Reference:
                 life = self.live.get(id_)
                 if life and (life.place, life.topic) == ("pending", topic):
                     deliveries.append(self._lease(id_, life, lane, lease, holder, "run"))
+                    self._note(topic, "delivered")
         left = sum(len(self.lists.get((topic, lane), [])) for lane in LANES)
         self.stirred.discard(topic)
         (self.wakes.add if left else self.wakes.discard)(topic)
@@ -206,8 +212,13 @@ class Reference:
                 self.live[delivery.id].deadline = self.now + round(lease * 1000)
         return answer
 
-    def complete(self, topic: str, finished: Sequence[tuple[Delivery, Kept]]) -> list[Settled]:
+    def complete(
+        self, topic: str, finished: Sequence[tuple[Delivery, Kept]], times: Sequence[tuple[int, int]]
+    ) -> list[Settled]:
         answer = self._held(topic, [delivery for delivery, _ in finished])
+        if Settled.DONE in answer:
+            for bucket, amount in times:
+                self._note_time(topic, bucket, amount)
         for (delivery, kept), status in zip(finished, answer, strict=True):
             if status is Settled.DONE:
                 del self.live[delivery.id]
@@ -545,6 +556,32 @@ class Reference:
     def _count(self, topic: str, event: str) -> None:
         self.counters[f"{topic}:{event}"] += 1
         self.changed = True
+        if event in HISTORY:
+            self._note(topic, event)
+
+    def _note(self, topic: str, event: str) -> None:
+        number, within = divmod(self.now_us // 60_000_000, 20)
+        self._add(f"history={number}={topic}", 948, within * 13 + HISTORY.index(event), 1)
+
+    def _note_time(self, topic: str, bucket: int, amount: int) -> None:
+        number, within = divmod(self.now_us // 60_000_000, 20)
+        self._add(f"history={number}={topic}", 948, 20 * 13 + bucket, amount)
+        self._add(f"recent={number}={topic}", 3360, within * 56 + bucket, amount)
+
+    def _add(self, key: str, size: int, place: int, amount: int) -> None:
+        sheet = self.noted.setdefault(key, bytearray(size))
+        at = slice(3 * place, 3 * place + 3)
+        sheet[at] = (int.from_bytes(sheet[at]) + amount).to_bytes(3)
+
+    def sheets(self) -> dict[str, Any]:
+        """The history as the server has it: sheets, and sets of the topics that have some."""
+        found: dict[str, Any] = {}
+        for key, sheet in self.noted.items():
+            kind, number, topic = key.split("=")
+            found[key] = sheet.decode("latin-1")
+            if kind == "history":
+                found.setdefault(f"history={number}", set()).add(topic)
+        return found
 
 
 def digits(ms: float) -> str:

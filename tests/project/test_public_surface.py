@@ -14,23 +14,24 @@ PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
     AsgiApp AuditReport BatchHandler CallNext Checkup Config ConfigError Context Counts DeadEvent DeadGroup
-    DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError Finding Handler Health InvalidName
-    InvalidPayload JsonFormatter LeaseLost Load Message MessageFacts MessagePage MessageTooLarge Middleware
-    MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk NotReplicated OutOfMemory Override Page
-    PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions QueueOptions Receipt
-    RedisMessageQueue Reject Retry RetryEvent RetryLater ServerRefused ServerUnavailable ShardHealth
-    StoreError Stored SyncProducer TopicCounts UnknownTopic UnreadableMessage UnsafeServer WorkerFacts
-    Workers WrongKeyType run run_processes
+    DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError Finding Handler Health History
+    HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load Message MessageFacts MessagePage
+    MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk NotReplicated
+    OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions
+    QueueOptions Rates Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater ServerRefused
+    ServerUnavailable ShardHealth StoreError Stored SyncProducer TailEvent TopicCounts TopicRates
+    UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
 """
 QUEUE = """
     audit cancel close config counts delete dlq doctor drain explain find handler has_produce_middleware
-    health health_app list metrics_app middleware on_dead on_retry open override pause produce produce_many
-    produce_middleware purge queues resume run serve_metrics start stop sync topics workers
+    health health_app history list metrics_app middleware on_dead on_retry open override pause produce
+    produce_many produce_middleware purge queues rates resume run serve_metrics start stop sync tail topics
+    workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
-    stop_grace socket_timeout patience durability_timeout durability replicas poll dlq_max_age dlq_max_count
-    server_check lifespan
+    stop_grace socket_timeout patience durability_timeout durability replicas poll dlq_max_age
+    dlq_max_count server_check history lifespan
 """
 
 

@@ -138,6 +138,8 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
     async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         assert (await mq.counts()).dead == 2
         await mq.workers()
+        assert (await mq.history("orders")).total.completed == 5
+        assert list((await mq.rates()).topics) == ["orders"]
         assert len((await mq.dlq.list(topic="orders")).letters) == 2
         assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
         assert await mq.queues() == ["shop"]
@@ -180,7 +182,11 @@ async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    "right", ["+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+rename", "+unlink"]
+    "right",
+    [
+        *("+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+mget", "+getrange", "+exists"),
+        *("+rename", "+unlink"),
+    ],
 )
 async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
     rules = [rule for rule in OPERATOR if rule != right]
@@ -192,6 +198,8 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
 
         async def operate() -> None:
             await mq.counts()
+            await mq.history("orders")
+            await mq.rates()
             await mq.dlq.list()
             await mq.audit(repair=True)
             await mq.delete()

@@ -292,7 +292,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     m1, _ = await lease(store, "m1", "m2")
     async with unchanged(redis):
         with pytest.raises(ResponseError, match=refusal):
-            await call(redis, NAME, keys_of(NAME), PREFIX, TOPIC, "m1", m1.token, *rest, "")
+            await call(redis, NAME, keys_of(NAME), PREFIX, TOPIC, "", "", "m1", m1.token, *rest, "")
 
 
 @pytest.mark.parametrize("key", ["payload", "orders:processing", "all_expire_monitor", "done"])

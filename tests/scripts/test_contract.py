@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha1
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import pytest
 
 from mx_rmq import limits
 from mx_rmq.limits import MAX_BYTES
-from mx_rmq.message import LANES
-from mx_rmq.storage import store
+from mx_rmq.message import LANES, Reason
+from mx_rmq.storage import history, store
 from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Suspect
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
@@ -257,6 +257,30 @@ def test_every_counter_is_known_by_name() -> None:
     assert set(EVENTS) <= set(HAPPENINGS) | {"adjusted", "adjusted_dead", "stale"}
 
 
+def test_the_scripts_have_the_layout_of_the_history_in_python() -> None:
+    code = code_of(HELPERS["history"])
+    (letters,) = re.findall(r"^local history_events = '(.+)'$", code, re.MULTILINE)
+    numbers = dict(re.findall(r"^local (\w+) = (\d+)\s*$", code, re.MULTILINE))
+    (seconds,) = re.findall(r"^local history_seconds, recent_seconds = (\d+), (\d+)$", code, re.MULTILINE)
+    assert letters == history.LETTERS
+    assert len(letters) == len(history.EVENTS) + len(history.REASONS)
+    assert numbers == {
+        "sheet_minutes": str(history.SHEET),
+        "spread_buckets": str(history.BUCKETS),
+        "history_topics": str(history.MOST_TOPICS),
+    }
+    # Until the last minute of a sheet is too old to be asked for.
+    assert int(seconds[0]) >= 60 * (history.KEPT + 2 * history.SHEET)
+    assert int(seconds[1]) >= 60 * (history.KEPT_FINE + history.SHEET)
+
+
+def test_the_scripts_have_the_reasons_of_python() -> None:
+    named = dict(re.findall(r"(\w+) = '(.)'", code_of(HELPERS["death"])))
+    of_python = dict(zip(history.REASONS, history.LETTERS[len(history.EVENTS) :], strict=True))
+    assert named | {"unknown": "?"} == of_python
+    assert set(history.REASONS) == set(get_args(Reason))
+
+
 # -- the limits and the lanes
 
 LIMITS = {
@@ -421,7 +445,7 @@ DRIVES = {
             producer="p1",
             call="c1",
         ),
-        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES},
+        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES, "history": PREFIX},
         (
             {"id": "m1", "lane": "high", "ttl_ms": 1500, "body": b"b1"},
             {"id": "m2", "lane": "normal", "ttl_ms": "inf", "body": b"b2"},
@@ -435,7 +459,7 @@ DRIVES = {
             producer="p1",
             call="c1",
         ),
-        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES},
+        {"topic": "orders", "call": "c1", "max_bytes": MAX_BYTES, "history": PREFIX},
         (
             {"id": "m1", "lane": "low", "ttl_ms": 1500, "delay_ms": 2500, "body": b"b1"},
             {"id": "m2", "lane": "normal", "ttl_ms": "inf", "delay_ms": 0, "body": b"b2"},
@@ -444,7 +468,7 @@ DRIVES = {
     "claim": Drive(
         "claim_message",
         lambda store: store.claim("orders", 7, lease=1.5, holder="w1"),
-        {"topic": "orders", "limit": 7, "lease_ms": 1500, "holder": "w1"},
+        {"topic": "orders", "limit": 7, "lease_ms": 1500, "holder": "w1", "history": PREFIX},
     ),
     "extend": Drive(
         "extend_lease",
@@ -474,8 +498,8 @@ DRIVES = {
     ),
     "complete": Drive(
         "complete_message",
-        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)]),
-        {"prefix": PREFIX, "topic": "orders"},
+        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)], "r1:2"),
+        {"prefix": PREFIX, "topic": "orders", "history": PREFIX, "times": "r1:2"},
         (
             {"id": "m1", "token": "1@5", "kept": "1500 60000 250"},
             {"id": "m2", "token": "2@6", "kept": 0},
@@ -484,7 +508,7 @@ DRIVES = {
     "retry": Drive(
         "retry_message",
         lambda store: store.retry("orders", [(D1, 1.5, b"b1"), (D2, 0.0, b"b2")]),
-        {"topic": "orders", "event": "retried"},
+        {"topic": "orders", "event": "retried", "history": PREFIX},
         (
             {"id": "m1", "token": "1@5", "delay_ms": 1500, "body": b"b1"},
             {"id": "m2", "token": "2@6", "delay_ms": 0, "body": b"b2"},
@@ -493,7 +517,7 @@ DRIVES = {
     "put_off": Drive(
         "retry_message",
         lambda store: store.put_off("orders", [(D1, 1.5, b"b1"), (D2, 0.0, b"b2")]),
-        {"topic": "orders", "event": "put_off"},
+        {"topic": "orders", "event": "put_off", "history": PREFIX},
         (
             {"id": "m1", "token": "1@5", "delay_ms": 1500, "body": b"b1"},
             {"id": "m2", "token": "2@6", "delay_ms": 0, "body": b"b2"},
@@ -510,7 +534,7 @@ DRIVES = {
         lambda store: store.move_to_dlq(
             "orders", [(D1, b"b1", b"why"), (D2, b"", b"")], kept=[Kept(0.0, 60.0, 0.25), Kept()]
         ),
-        {"prefix": PREFIX, "topic": "orders"},
+        {"prefix": PREFIX, "topic": "orders", "history": PREFIX},
         (
             {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why", "wish": "60000 250"},
             {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": ""},
@@ -519,7 +543,14 @@ DRIVES = {
     "take_over": Drive(
         "handle_timeout_message",
         lambda store: store.take_over(7, lease=1.5, holder="w1", before=2.5),
-        {"prefix": PREFIX, "limit": 7, "lease_ms": 1500, "holder": "w1", "before_us": 2_500_000},
+        {
+            "prefix": PREFIX,
+            "limit": 7,
+            "lease_ms": 1500,
+            "holder": "w1",
+            "before_us": 2_500_000,
+            "history": PREFIX,
+        },
     ),
     "next_delay": Drive("get_next_delay_task", lambda store: store.next_delay(), {}),
     "promote": Drive("process_delay_message", lambda store: store.promote(7), {"prefix": PREFIX, "limit": 7}),
@@ -603,7 +634,7 @@ async def test_the_store_sends_what_the_header_asks_for(method: str, redis: Redi
     recorder = Recorder(redis)
     drive = DRIVES[method]
     contract = CONTRACTS[drive.script]
-    await drive.call(Store(recorder, Keys("q"), now=clock))
+    await drive.call(Store(recorder, Keys("q"), history=True, now=clock))
 
     sent = recorder.sent[0]
     assert sent.script == SCRIPTS[drive.script].sha

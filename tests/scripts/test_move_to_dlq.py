@@ -160,7 +160,7 @@ async def test_a_wish_that_makes_no_sense_is_refused_before_anything_is_written(
     store: Store, redis: Redis, wish: str
 ) -> None:
     before = await seed(redis, NEIGHBOURS, leased("a"), leased("b"))
-    args = [PREFIX, "t", "a", "1@5", "", "why", "", "b", "1@5", "", "why", wish, ""]
+    args = [PREFIX, "t", "", "a", "1@5", "", "why", "", "b", "1@5", "", "why", wish, ""]
     with pytest.raises(ResponseError, match="BADARGS no end can be remembered"):
         await call(redis, "move_to_dlq", keys_of("move_to_dlq", "t"), *args)
     assert await everything(redis) == before

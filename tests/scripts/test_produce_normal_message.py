@@ -306,8 +306,8 @@ async def test_the_script_itself_refuses_a_body_past_the_limit(redis: Redis) -> 
     messages = ["m1", "normal", "inf", b"x" * 100, "m2", "normal", "inf", b"x" * 101]
     async with unchanged(redis):
         with pytest.raises(ResponseError, match="TOOLARGE message m2 has 101 bytes, the limit is 100"):
-            await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 100, *messages, "")
-    assert await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 101, *messages, "") == [1, 1]
+            await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 100, "", *messages, "")
+    assert await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 101, "", *messages, "") == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     """The server does not undo what a script has written when it fails (I6)."""
     async with unchanged(redis):
         with pytest.raises(ResponseError, match=refusal):
-            await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 1000, *messages, "")
+            await call(redis, NAME, keys_of(NAME), TOPIC, "c1", 1000, "", *messages, "")
 
 
 @pytest.mark.parametrize(("topic", "id_"), [("a b", "m1"), ("", "m1"), (TOPIC, "m1:queue"), (TOPIC, "{m}")])

@@ -318,6 +318,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
                 keys_of(NAME),
                 TOPIC,
                 "retried",
+                "",
                 *("m1", m1.token, "5", "again"),
                 *("m2", m2.token, *last),
                 "",

@@ -193,6 +193,10 @@ class Output:
         encoding = sys.stdout.encoding or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=flush)
 
+    def styled(self, text: Text) -> None:
+        """Print a text with colours, on a terminal that wants them."""
+        self._out.print(text, soft_wrap=True)
+
     # -- remarks
 
     def remark(self, text: str) -> None:

@@ -60,6 +60,8 @@ from mx_rmq.events.topics import (
 )
 from mx_rmq.events.workers import (
     BackoffFailed,
+    EventsLeftOut,
+    EventsNotShared,
     HandlersIgnoreStop,
     HookFailed,
     HooksSkipped,
@@ -85,6 +87,8 @@ __all__ = [
     "EmbeddedNotRestarted",
     "EmbeddedRestarted",
     "Event",
+    "EventsLeftOut",
+    "EventsNotShared",
     "HandlerBlocked",
     "HandlersIgnoreStop",
     "HookFailed",

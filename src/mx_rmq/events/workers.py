@@ -157,3 +157,31 @@ class ProcessesGivenUp(Event, tag="processes.given_up"):
     says = "the processes died at once {tries} times: {reason}"
     tries: int
     reason: str
+
+
+@listed
+class EventsNotShared(Event, tag="events.not_shared"):
+    """The server does not let this worker publish its events; ``mq.tail`` does not show them."""
+
+    level = logging.WARNING
+    says = "mx-rmq tail does not show this worker, which may not publish: {error}"
+    error: str
+
+
+@listed
+class EventsLeftOut(Event, tag="events.left_out"):
+    """A worker had more events than it publishes; only ``mq.tail`` tells of this."""
+
+    says = "… {count} more: {named}"
+    counts: dict[str, int]
+    """How many, by the names of the events."""
+
+    @property
+    def count(self) -> int:
+        """How many, for the text."""
+        return sum(self.counts.values())
+
+    @property
+    def named(self) -> str:
+        """Of which kinds, for the text."""
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))

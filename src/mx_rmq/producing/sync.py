@@ -230,8 +230,6 @@ class SyncProducer:
                 keys = Keys(config.name)
                 commands: dict[Durability, Commands] = {"memory": plain}
                 commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
-                new_store, most = self._new_store, config.max_bytes
-                self._stores = [
-                    {name: new_store(each, keys, max_bytes=most) for name, each in commands.items()}
-                ]
+                new = partial(self._new_store, max_bytes=config.max_bytes, history=config.history)
+                self._stores = [{name: new(each, keys) for name, each in commands.items()}]
             return self._stores

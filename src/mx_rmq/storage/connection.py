@@ -156,6 +156,10 @@ class Connection:
             self._on_reconnected()
         return wire
 
+    async def new_stream(self) -> asyncio.StreamWriter:
+        """Open a further connection to the same server, for what is not a command and its reply."""
+        return await self._open()
+
     async def _open(self) -> asyncio.StreamWriter:
         """Connect once."""
         connection: Any = self._maker.make_connection()

@@ -37,6 +37,7 @@ QUEUE_PARTS: Final = {
     "fence": "string",
     "workers": "hash",
     "workers_seen": "zset",
+    "tails": "zset",
 }
 """The keys that every queue has once, with their Redis types."""
 

@@ -12,6 +12,7 @@ from mx_rmq.storage.connection import Connection, ConnectionPerCall
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.store import Store
+from mx_rmq.storage.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,8 @@ class Shard:
             on_reconnected=self.availability.reconnected,
         )
         self._stores: dict[Durability, Store] = {"memory": self.store}
+        self.is_closed = False
+        """Whether the connections are closed for good."""
 
     def store_for(self, durability: Durability) -> Store:
         """A store whose produce waits for *durability*.
@@ -92,6 +95,25 @@ class Shard:
         self._shared.add(connection)
         return connection
 
+    async def subscribe(
+        self, channel: str, on_message: Callable[[bytes], None], on_lost: Callable[[], None]
+    ) -> Subscription:
+        """Hear what is published on a channel, over a connection of its own.
+
+        Raises:
+            ServerUnavailable: there is no connection.
+            StoreError: the user may not subscribe.
+        """
+        stream = await self._for_operators.new_stream()
+        timeout = self._config.socket_timeout
+        subscription = Subscription(stream, channel, timeout, on_message, on_lost)
+        try:
+            await subscription.confirm()
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
     def blocking_store(self, timeout: float) -> tuple[Store, BlockingConnections]:
         """A store for use with ``run_blocking`` outside the event loop, and its connections.
 
@@ -103,12 +125,14 @@ class Shard:
 
     async def close(self) -> None:
         """Close the connections for good: a handler that outlives its worker must not open them again."""
+        self.is_closed = True
         await self.connection.close(for_good=True)
         await self._for_operators.close(for_good=True)
         await self._waiting.close()
 
     def _store_on(self, commands: Commands) -> Store:
-        return self._new_store(commands, self.keys, max_bytes=self._config.max_bytes)
+        config = self._config
+        return self._new_store(commands, self.keys, max_bytes=config.max_bytes, history=config.history)
 
     def _leave(self, told: Connection) -> None:
         """Close all other connections after one saw that the server is no longer the primary.

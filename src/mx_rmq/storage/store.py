@@ -57,7 +57,7 @@ class Together(Protocol):
 class NewStore(Protocol):
     """Makes a store: the class itself, or what a test has in its place."""
 
-    def __call__(self, commands: Commands, keys: Keys, *, max_bytes: int) -> Store:
+    def __call__(self, commands: Commands, keys: Keys, *, max_bytes: int, history: bool) -> Store:
         """Return a store on a connection."""
 
 
@@ -68,6 +68,7 @@ class Store:
         commands: the connection on which the scripts run.
         keys: the keys of the queue.
         max_bytes: the largest body that may be stored.
+        history: whether to count what happens, by topic and minute.
         now: the time in µs, for tests; the server's own clock otherwise.
         scripts: replacements for the scripts, to test the tests.
     """
@@ -78,13 +79,16 @@ class Store:
         keys: Keys,
         *,
         max_bytes: int = MAX_BYTES,
+        history: bool = False,
         now: Callable[[], int] | None = None,
         scripts: Mapping[str, Script] = SCRIPTS,
     ) -> None:
         self.commands = commands
         self.keys = keys
         self.max_bytes = max_bytes
+        self.history = history
         self.now = now
+        self._counted = keys.prefix if history else ""
         self._scripts = scripts
 
     # -- a message's life
@@ -98,7 +102,7 @@ class Store:
         stores nothing again, even if its messages have been completed by then.
         """
         self._check_new(topic, messages, producer, call)
-        args: list[Any] = [topic, call, self.max_bytes]
+        args: list[Any] = [topic, call, self.max_bytes, self._counted]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), message.body)
         reply = await self._run("produce_normal_message", args, topic, producer)
@@ -109,7 +113,7 @@ class Store:
     ) -> list[Stored]:
         """Store messages that become pending after their delay."""
         self._check_new(topic, messages, producer, call)
-        args: list[Any] = [topic, call, self.max_bytes]
+        args: list[Any] = [topic, call, self.max_bytes, self._counted]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), _ms(message.delay), message.body)
         reply = await self._run("produce_delay_message", args, topic, producer)
@@ -117,7 +121,7 @@ class Store:
 
     async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
         """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
-        args = (topic, limit, _ms(lease), check_name("worker", holder))
+        args = (topic, limit, _ms(lease), check_name("worker", holder), self._counted)
         now, left, *cells = await self._run("claim_message", args, topic)
         deliveries = [
             Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
@@ -173,12 +177,19 @@ class Store:
         """End the leases of a vanished worker now, so that a monitor takes over its messages."""
         return await self.extend(topic, deliveries, lease=0.0)
 
-    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]]) -> list[Settled]:
+    async def complete(
+        self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]], times: str = ""
+    ) -> list[Settled]:
         """Finish deliveries and forget their messages, but for what is kept of each.
 
         A number stands for the seconds for which the id stays taken.
+
+        Args:
+            topic: of all of them.
+            finished: the deliveries, each with what is kept.
+            times: how long they waited and ran, for the history; see ``history.times_text``.
         """
-        args: list[Any] = [self.keys.prefix, topic]
+        args: list[Any] = [self.keys.prefix, topic, self._counted, times]
         for delivery, kept in finished:
             args += (delivery.id, delivery.token, _kept(kept) if kept else 0)
         return _statuses(Settled, await self._run("complete_message", args, topic))
@@ -194,7 +205,7 @@ class Store:
     async def _delay(
         self, topic: str, event: str, rows: Iterable[tuple[Delivery, float, bytes]]
     ) -> list[Settled]:
-        args: list[Any] = [topic, event]
+        args: list[Any] = [topic, event, self._counted]
         for delivery, delay, body in rows:
             args += (delivery.id, delivery.token, _ms(delay), body)
         return _statuses(Settled, await self._run("retry_message", args, topic))
@@ -212,7 +223,7 @@ class Store:
         self, topic: str, dead: Sequence[tuple[Delivery, bytes, bytes]], *, kept: Sequence[Kept] = ()
     ) -> list[Settled]:
         """Move messages to the DLQ, with their final bodies (empty: as stored) and the reason."""
-        args: list[Any] = [self.keys.prefix, topic]
+        args: list[Any] = [self.keys.prefix, topic, self._counted]
         for (delivery, body, error), wish in zip(dead, kept or [_NOTHING] * len(dead), strict=True):
             args += (delivery.id, delivery.token, body, error, _wish(wish))
         return _statuses(Settled, await self._run("move_to_dlq", args, topic))
@@ -226,7 +237,7 @@ class Store:
         may have delayed the heartbeats of live owners too.
         """
         bound = "" if before is None else round(before * 1e6)
-        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound)
+        args = (self.keys.prefix, limit, _ms(lease), check_name("worker", holder), bound, self._counted)
         now, cells, cleaned, poisoned, belated = await self._run("handle_timeout_message", args)
         taken = [
             Takeover(
@@ -320,6 +331,10 @@ class Store:
     async def register_worker(self, worker: str, facts: bytes, *, silence: float) -> int:
         """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds."""
         return int(await self._run("register_worker", (worker, facts, _ms(silence))))
+
+    async def watch(self, want: bytes, *, lasts: float) -> bool:
+        """Note what a program wants to hear of, for *lasts* seconds; False if there are too many others."""
+        return bool(await self._run("watch_events", (want, _ms(lasts))))
 
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0

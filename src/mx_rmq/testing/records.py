@@ -186,9 +186,16 @@ class RecordingStore(Store):
     """A store that notes what becomes of messages, and goes by the clock of a test."""
 
     def __init__(
-        self, commands: Commands, keys: Keys, *, max_bytes: int, records: Records, clock: Clock
+        self,
+        commands: Commands,
+        keys: Keys,
+        *,
+        max_bytes: int,
+        history: bool,
+        records: Records,
+        clock: Clock,
     ) -> None:
-        super().__init__(commands, keys, max_bytes=max_bytes, now=clock)
+        super().__init__(commands, keys, max_bytes=max_bytes, history=history, now=clock)
         self._records = records
         self._clock = clock
 
@@ -221,11 +228,13 @@ class RecordingStore(Store):
         with self._clock.still:
             return await super().extend_together(connections, chunks, lease=lease)
 
-    async def complete(self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]]) -> list[Settled]:
+    async def complete(
+        self, topic: str, finished: Iterable[tuple[Delivery, float | Kept]], times: str = ""
+    ) -> list[Settled]:
         """Finish deliveries."""
         rows = list(finished)
         with self._records.answer():
-            statuses = await super().complete(topic, rows)
+            statuses = await super().complete(topic, rows, times)
             for row, status in zip(rows, statuses, strict=True):
                 if status is Settled.DONE:
                     self._records.note_done(row[0])

@@ -16,7 +16,7 @@ from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Awaitable, Callable, Mapping, Set
 
     from mx_rmq.config import Config
     from mx_rmq.storage.store import Store
@@ -52,6 +52,7 @@ class Presence:
         worker: the worker's name.
         facts: what it registers about itself.
         vitals: returns what it registers about how it is; called by any thread.
+        also: asks the server something else at every step, in the same round trip.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class Presence:
         worker: str,
         facts: Mapping[str, Any],
         vitals: Callable[[], Mapping[str, Any]] = dict,
+        also: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._also = also or _nothing
         self._holdings = holdings
         self._connection = holdings.shard.connection
         self._store = holdings.shard.store
@@ -108,6 +111,8 @@ class Presence:
                 return await self._look(self._own, self._grace if recover else inf)
             except ResponseError as error:
                 self._cannot(error)
+        else:
+            await self._also()
         return False
 
     async def stay(self, store: Store) -> None:
@@ -196,7 +201,7 @@ class Presence:
     async def _look(self, own: ClientIdentity, grace: float) -> bool:
         """Find workers whose connection is gone, and recover from those gone for *grace* seconds."""
         asked_at = self._loop.time()
-        registered = await self._queries.registered()
+        registered, _ = await asyncio.gather(self._queries.registered(), self._also())
         known = registered.get(self.worker) == self._said
         if not known:  # another worker removed it as vanished, or the server was emptied
             await self.register()
@@ -260,6 +265,10 @@ def monitor_of(worker: str) -> str:
 def is_monitor(holder: str) -> bool:
     """Whether a lease is held by the monitor of a worker, not for a handler."""
     return holder.endswith(_MONITOR)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _worker_of(holder: str) -> str:

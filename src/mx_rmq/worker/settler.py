@@ -15,6 +15,7 @@ from mx_rmq.limits import BATCH
 from mx_rmq.message import encode_death
 from mx_rmq.storage.batching import Batcher
 from mx_rmq.storage.contract import Settled
+from mx_rmq.storage.history import times_text
 from mx_rmq.storage.resend import resend
 from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Later, Lost, Returned, Verdict
 
@@ -35,8 +36,9 @@ async def settle(store: Store, topic: str, items: Sequence[tuple[Held, Verdict]]
     """Settle deliveries on the server; all have the same kind of verdict."""
     match items[0][1]:
         case Done():
-            done = cast("Sequence[tuple[Held, Done]]", items)
-            return await store.complete(topic, [(held.delivery, how.kept) for held, how in done])
+            done = cast("Sequence[tuple[Job, Done]]", items)
+            times = _times(done) if store.history else ""
+            return await store.complete(topic, [(job.delivery, how.kept) for job, how in done], times)
         case Again():
             again = cast("Sequence[tuple[Held, Again]]", items)
             return await store.retry(topic, [(held.delivery, how.delay, how.body) for held, how in again])
@@ -194,6 +196,22 @@ def announce(
 def name_of(kind: Kind) -> str:
     """The name of a kind of verdict in events."""
     return kind.__name__.lower()
+
+
+def _times(done: Sequence[tuple[Job, Done]]) -> str:
+    """How long messages ran, and how long those waited that had never begun before.
+
+    A message waits from when it was produced, by the producer's clock, or from the end of its delay. How long
+    one waits that is tried again or replayed is not known here.
+    """
+    ahead = done[0][0].holdings.server_time(0.0)
+    waits = [
+        job.started_at + ahead - message.created_at - message.delay
+        for job, _ in done
+        if (message := job.message)
+        and not (message.attempts or message.put_off or message.crashes or message.unbegun or message.replays)
+    ]
+    return times_text([job.took for job, _ in done], waits)
 
 
 def _tell(queue: str, items: Sequence[Item], statuses: Sequence[Settled]) -> None:

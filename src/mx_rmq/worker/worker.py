@@ -25,6 +25,7 @@ from mx_rmq.worker.ready import ReadyJobs
 from mx_rmq.worker.runner import Runner
 from mx_rmq.worker.scheduler import Scheduler
 from mx_rmq.worker.settler import Settler
+from mx_rmq.worker.sharing import Sharing
 from mx_rmq.worker.surplus import Surplus, give_back
 from mx_rmq.worker.threads import Threads
 from mx_rmq.worker.timeouts import Timeouts
@@ -97,8 +98,16 @@ class Worker:
         services: dict[Holdings, list[Service]] = {}
         self.vitals = Vitals(self.name, config, services, pulse)
         facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
+        self._sharing = Sharing(shards[0], self.name)
         presences = {
-            each: Presence(each, config, self.name, facts, partial(self.vitals.said, each))
+            each: Presence(
+                each,
+                config,
+                self.name,
+                facts,
+                partial(self.vitals.said, each),
+                self._sharing.look if each is self._holdings[0] else None,
+            )
             for each in self._holdings
         }
         self._monitors = [
@@ -122,15 +131,15 @@ class Worker:
         self._tasks = {
             service: asyncio.create_task(run, name=f"mx-rmq-{service.name}") for service, run in runs.items()
         }
-        events.emit(
-            events.WorkerStarted(
-                worker=self.name,
-                queue=config.name,
-                server=config.shown_url,
-                topics=sorted(self._ready.topics),
-                concurrency=config.concurrency,
-            )
+        started = events.WorkerStarted(
+            worker=self.name,
+            queue=config.name,
+            server=config.shown_url,
+            topics=sorted(self._ready.topics),
+            concurrency=config.concurrency,
         )
+        events.emit(started)
+        self._sharing.begin(started)
 
     async def stop(self) -> None:
         """Stop: start no more jobs, let handlers finish within the grace, give back the rest.
@@ -159,6 +168,7 @@ class Worker:
         self._threads.close()
         await self._leave_lifespan(until)
         events.emit(events.WorkerStopped(queue=self._config.name, worker=self.name))
+        await self._sharing.close()
 
     def _ending(self) -> bool:
         """Whether the runners must end: after a stop, or because the program cancels all its tasks."""

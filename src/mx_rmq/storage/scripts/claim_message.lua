@@ -4,14 +4,16 @@
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 processing hash
 --          4 pending:high list   5 pending list   6 pending:low list   7 wake list   8 paused set
 --          9 fence string   10 counters hash
--- ARGV     topic, limit, lease_ms, holder; now_us
+-- ARGV     topic, limit, lease_ms, holder, history; now_us
+--          (history: '' or the prefix of the queue's keys, to count in the history)
 -- Returns  now_us, entries left in the lists (-1 while the topic is paused),
 --          then per delivery: id, body, token, expires_ms ('inf' for never; may have passed)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     limits lanes clock digits fence hints leased wake
+-- Uses     limits lanes clock digits fence history hints leased wake
 local payload, monitor, processing = KEYS[1], KEYS[2], KEYS[3]
 local wake_list, paused, fence, counters = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local topic, limit, lease_ms, holder = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local history = ARGV[5]
 local now_us = clock()
 local now = digits(now_us)
 local ends = digits(math.floor(now_us / 1000) + lease_ms)
@@ -75,6 +77,7 @@ end
 if taken > 0 then
   redis.call('HSET', processing, unpack(leases))
   redis.call('ZADD', monitor, unpack(deadlines))
+  note(history, topic, now_us, 'd', taken)
 end
 left = left - looked
 rows[2] = left

@@ -3,21 +3,22 @@
 -- retries or dead-letters them. If the monitor dies first, the next one takes them over.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 done zset
 --          5 counters hash   6 fence string
--- ARGV     prefix, limit, lease_ms, holder, before_us; now_us
+-- ARGV     prefix, limit, lease_ms, holder, before_us, history; now_us
 --          (before_us: '' or the instant until which the call is valid. A call that was delayed on its
---          way changes nothing: live owners, delayed with it, can extend their leases first)
+--          way changes nothing: live owners, delayed with it, can extend their leases first;
+--          history: '' or the prefix of the queue's keys, to count in the history)
 -- Returns  now_us,
 --          per message taken over: id, topic, body, token, cause, expires_ms, previous holder
 --          (cause: 'lapsed' | 'started', which is lapsed after it began to run | 'expired'),
 --          ids whose leftovers were cleaned up, ids put off for put_off_ms because their topic is
 --          missing or a key of it has the wrong type, 1 if the call came too late or else 0
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     limits lanes clock digits fence bounded count hints instant is_name leased lease drop_hint
---          relieve
+-- Uses     limits lanes clock digits fence bounded count history hints instant is_name leased lease
+--          drop_hint relieve
 local payload, monitor, delay_tasks = KEYS[1], KEYS[2], KEYS[3]
 local done, counters, fence = KEYS[4], KEYS[5], KEYS[6]
 local prefix, limit, lease_ms, holder = ARGV[1], bounded(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local before_us = tonumber(ARGV[5]) or math.huge
+local before_us, history = tonumber(ARGV[5]) or math.huge, ARGV[6]
 local now_us = clock()
 local now_ms = math.floor(now_us / 1000)
 local now = digits(now_us)
@@ -90,6 +91,7 @@ for _, take in ipairs(leases) do
 end
 for topic, causes in pairs(tally) do
   for cause, amount in pairs(causes) do count(counters, topic, cause, amount) end
+  note(history, topic, now_us, 'l', causes.lapsed or 0)
 end
 for topic, amount in pairs(stale) do note_hints(counters, topic, amount) end
 return { now, rows, cleaned_ids, poisoned, 0 }
