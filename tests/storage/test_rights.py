@@ -41,9 +41,9 @@ def test_the_rights_are_those_that_the_page_documents() -> None:
     def named(rules: list[str]) -> set[str]:
         return {rule[1:] for rule in rules if rule.startswith("+")} - {"select"}  # it was sent if needed
 
-    assert set(RIGHTS["produce and work"]) == named(BASE)
+    assert {*RIGHTS["produce and work"], *RIGHTS["keep a history"]} == named(BASE)
     assert set(RIGHTS["see vanished workers"]) == named(WORKER)
-    assert {*RIGHTS["operate"], *RIGHTS["repair"]} == named(OPERATOR)
+    assert {*RIGHTS["operate"], *RIGHTS["repair"], *RIGHTS["delete a queue"]} == named(OPERATOR)
 
 
 async def test_the_documented_user_lacks_nothing(limited: Callable[..., Any], redis: Redis) -> None:

@@ -10,8 +10,9 @@ from mx_rmq.cli.exits import UsageError
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
 from mx_rmq.cli.words import seconds_of
+from mx_rmq.operating.history import TopicRates
 from mx_rmq.storage.facts import TopicCounts
-from mx_rmq.tables import iso
+from mx_rmq.tables import iso, lasted
 
 if TYPE_CHECKING:
     from mx_rmq.cli.output import Cell
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 _DEFAULT = Common()
 _SHORTEST: Final = 0.1
 _NONE: Final = TopicCounts()
+_STILL: Final = TopicRates()
 
 
 async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
-    """Show by topic what was produced, completed, retried, recovered and dead since the topic is known.
+    """Show by topic what was produced, completed, retried, recovered and dead in all, and the last minute.
+
+    "in/s", "done/s" and "failed/s" are of the last minute, and so is how long handlers ran.
 
     Args:
-        watch: show instead how many of each there are a second, every so often, such as 1 or 10s.
+        watch: show instead what happens each second, every so often, such as 1 or 10s.
     """
     out = Output(common)
     interval = None if watch is None else seconds_of("--watch", watch)
@@ -37,14 +41,30 @@ async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
         if interval is not None:
             await _watch(queue, interval, out)
             return
-        counts = await queue.counts()
-    columns: list[Column | str] = ["topic", "produced", "completed", "retried", "recovered"]
-    columns.append(Column("dead", style="red"))
-    rows: list[list[Cell]] = [[name, *_totals(of).values()] for name, of in counts.topics.items()]
-    data = {
-        "topics": {name: _totals(of) for name, of in counts.topics.items()},
-        "read_at": iso(counts.read_at),
+        counts, rates = await queue.counts(), (await queue.rates()).topics
+    columns: list[Column | str] = [
+        "topic",
+        "produced",
+        "completed",
+        Column("retried", is_optional=True),
+        Column("recovered", is_optional=True),
+        Column("dead", style="red"),
+        "in/s",
+        "done/s",
+        Column("failed/s", style="red"),
+        Column("run p50", is_optional=True),
+        Column("run p95", is_optional=True),
+    ]
+    rows: list[list[Cell]] = []
+    for name, of in counts.topics.items():
+        rate = rates.get(name, _STILL)
+        times = (None if time is None else lasted(time) for time in (rate.run_p50, rate.run_p95))
+        speeds = (rate.produced, rate.completed, rate.failed)
+        rows.append([name, *_totals(of).values(), *(round(speed, 2) for speed in speeds), *times])
+    topics = {
+        name: _totals(of) | {"rates": rates.get(name, _STILL).as_dict()} for name, of in counts.topics.items()
     }
+    data = {"topics": topics, "read_at": iso(counts.read_at)}
     out.table(columns, rows, data=data, empty="no topic yet")
 
 

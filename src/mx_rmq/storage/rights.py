@@ -63,12 +63,17 @@ _OPERATE: Final[dict[str, str]] = {
     "lrange": "KEY 0 0",
     "scan": "0 COUNT 1",
     "zscan": "KEY 0",
+    "mget": "KEY",
+    "getrange": "KEY 0 0",
+    "exists": "KEY",
 }
 RIGHTS: Final[dict[str, dict[str, str]]] = {
     "produce and work": _WORK,
+    "keep a history": {"strlen": "KEY", "bitfield": "KEY GET u8 0", "scard": "KEY"},
     "see vanished workers": _SEE,
     "operate": _OPERATE,
     "repair": {"rename": "KEY KEY"},
+    "delete a queue": {"unlink": "KEY"},
 }
 """The commands that each use of a queue needs, and the arguments with which the server is asked for them."""
 
