@@ -44,7 +44,7 @@ class TailEvent:
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; the instant as ISO text in UTC."""
         own = {"at": iso(self.at), "event": self.event.name, "worker": self.worker}
-        return own | plain(self.event.fields) | {"text": self.event.text}
+        return {**own, **plain(self.event.fields), "text": self.event.text}
 
     def __str__(self) -> str:
         return f"{self.event.name}: {self.event.text}"
@@ -64,7 +64,7 @@ def kinds_of(wanted: Iterable[str | type[Event]]) -> list[type[Event]]:
     found: list[type[Event]] = []
     for each in wanted:
         if each in events.KINDS:
-            found.append(each)  # type: ignore[arg-type]
+            found.append(each)
             continue
         if not isinstance(each, str):
             raise refusal("an event", "a name such as 'dead', or a class of mx_rmq.events", each)
