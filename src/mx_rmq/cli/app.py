@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _COMMANDS: Final = {
     "Look": {
         "topics": ("topics:show_topics", "How every topic stands."),
+        "top": ("top:show_top", "A live view, full screen."),
         "tail": ("tail:show_tail", "What happens in all workers, live."),
     },
     "Mend": {
