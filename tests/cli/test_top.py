@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -263,7 +266,7 @@ async def test_ten_thousand_topics_take_few_round_trips_and_few_rows(
     assert figures.pause >= 1.0
     reader.only = "0777"
     before = len(proxy.commands)
-    assert len((await reader.read()).topics) == 20
+    assert len((await reader.read()).topics) == 11
     assert len(proxy.commands) - before < 100, "50 calls for 200 topics each, in one write"
     async with top(queue) as shown:
         assert "200 of 10,000 topics" in shown.text("status")
@@ -312,3 +315,13 @@ async def test_without_textual_a_sentence_names_the_extra(cli: Cli) -> None:
     ran = await cli("top", env={"PYTHONPATH": path})
     assert (ran.code, ran.out) == (2, "")
     assert 'pip install "mx-rmq[tui]"' in ran.err
+
+
+def test_the_picture_in_the_docs_needs_nothing_from_elsewhere() -> None:
+    """``python -m tests.pictures`` makes it."""
+    svg = (Path(__file__).parents[2] / "docs" / "top.svg").read_text(encoding="utf-8")
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert re.findall(r"https?://[^\"'\s<]+", svg) == ["http://www.w3.org/2000/svg"]
+    assert "@font-face" not in svg
+    for word in ("orders", "paused", "REPLAY"):
+        assert word in svg

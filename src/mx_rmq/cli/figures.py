@@ -22,9 +22,9 @@ _WINDOW: Final = 10.0
 """Seconds over which a rate is measured."""
 _HISTORY: Final = 5.0
 """Seconds between two reads of the history: its times are those of the last minute or two."""
-_SHARE: Final = 0.1
+_SHARE: Final = 0.2
 """The most of the time that is spent reading."""
-_LONGEST: Final = 30.0
+_LONGEST: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
