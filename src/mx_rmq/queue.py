@@ -569,6 +569,7 @@ class RedisMessageQueue:
             self._lifecycle.shards,
             None if topic is None else check_topic(topic),
             kinds_of(events),
+            queue=self.config.name,
             server=self.config.shown_url,
             handled=self._handlers,
         )

@@ -128,6 +128,37 @@ async def test_recovery_by_connection_needs_the_second(
     assert "server.not_checked" not in caplog.messages
 
 
+async def test_a_tail_needs_the_channel_of_both(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER)
+    await command(redis, "ACL", "SETUSER", "ops", *BASE, *OPERATOR)
+    try:
+        async with (
+            RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq,
+            RedisMessageQueue(at(tcp).replace("shop:", "ops:"), name="shop", server_check="off") as ops,
+        ):
+            first = asyncio.ensure_future(anext(ops.tail(events=["dead"])))
+            seen = asyncio.ensure_future(work_until(mq, first))
+            assert (await asyncio.wait_for(first, 30)).event.name == "message.dead"
+            await seen
+        assert await refused(redis) == set()
+    finally:
+        await command(redis, "ACL", "DELUSER", "ops")
+
+
+async def work_until(mq: RedisMessageQueue, seen: asyncio.Future[Any]) -> None:
+    """Let messages die until a death was seen."""
+
+    @mq.handler("orders")
+    async def on_order(order: int) -> None:
+        raise Reject("no")
+
+    await mq.start()
+    while not seen.done():
+        await mq.produce("orders", 1)
+        await asyncio.wait([seen], timeout=0.3)
+    await mq.stop()
+
+
 async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> None:
     await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER, *OPERATOR)
     async with RedisMessageQueue(at(tcp), name="shop") as mq:

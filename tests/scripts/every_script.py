@@ -67,6 +67,7 @@ def rich_state() -> dict[str, Any]:
             "call=p": "before 1",
             "workers": {"silent": "facts"},
             "workers_seen": {"silent": NOW - 90_000.0},
+            "tails": {"ended": NOW - 1.0, "other": NOW + 9_000.0},
         },
         # damage: a body in no place, leftovers of a lease and of a delay
         {
@@ -133,6 +134,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "count_topics": lambda store, _: store.count(["t", "u"]),
     "forget_topics": lambda store, _: store.forget(["t", "old", "older", "v"], idle=60.0),
     "wake_topic": lambda store, _: store.wake("t"),
+    "watch_events": lambda store, _: store.watch(b"all", lasts=10.0),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
 }
 

@@ -645,6 +645,11 @@ DRIVES = {
         lambda store: store.register_worker("w1", b"{}", silence=1.5),
         {"worker": "w1", "facts": b"{}", "silence_ms": 1500},
     ),
+    "watch": Drive(
+        "watch_events",
+        lambda store: store.watch(b"{}", lasts=1.5),
+        {"want": b"{}", "for_ms": 1500},
+    ),
     "examine": Drive(
         "mend_message",
         lambda store: store.examine(

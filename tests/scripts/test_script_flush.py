@@ -98,6 +98,7 @@ async def live(store: Store) -> list[object]:
     note(await store.examine([Suspect("nobody")], mend=True))
     note(await store.register_worker("w", b"facts", silence=60.0))
     note(await store.register_worker("w", b"", silence=60.0))
+    note(await store.watch(b"all", lasts=0.0))
     await store.wake("t")
     await claim()
     note(await store.promote())
