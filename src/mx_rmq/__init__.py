@@ -25,6 +25,7 @@ from mx_rmq.errors import (
     UnsafeServer,
     WrongKeyType,
 )
+from mx_rmq.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, QueueOptions
@@ -58,12 +59,9 @@ if TYPE_CHECKING:
     from mx_rmq.receipt import Receipt, Stored
     from mx_rmq.retry import Retry
     from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
-    from mx_rmq.version import __version__
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
-
-__version__ = "2.0.0a1"
 
 __all__ = [
     "AsgiApp",
@@ -168,7 +166,6 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.receipt": "Receipt Stored",
         "mx_rmq.retry": "Retry",
         "mx_rmq.storage.facts": "Counts Load TopicCounts WorkerFacts Workers",
-        "mx_rmq.version": "__version__",
         "mx_rmq.worker.context": "Context",
         "mx_rmq.worker.handlers": "BatchHandler CallNext Handler Middleware",
         "mx_rmq.worker.hooks": "DeadEvent RetryEvent",
