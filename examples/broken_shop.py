@@ -100,7 +100,7 @@ async def break_queue(url: str, orders: int) -> None:
         await bad_day.produce("mails", {"to": "ada@example.org", "about": "your order"}, message_id="mail-0")
         await bad_day.pause("mails")
         for n in range(1, 9):
-            await bad_day.produce("mails", {"to": f"c{n}@example.org"}, message_id=f"code-{n}", ttl=3)
+            await bad_day.produce("mails", {"to": f"c{n}@example.org"}, message_id=f"code-{n}", ttl=5)
         for n in range(1, 31):
             await bad_day.produce("payments", {"number": 1000 + n, "cents": 990}, message_id=f"pay-{n}")
         for n in (1, 2):  # its producer has a typing error

@@ -68,6 +68,7 @@ class Operator:
         self._cli = cli
         self.groups: dict[str, str] = {}
         """Ids of groups on the page, and what they are now."""
+        self._killed = 0
 
     async def type(self, command: str) -> str:
         """What a command prints, answered with yes where it asks."""
@@ -85,7 +86,9 @@ class Operator:
         return "".join(f"{line.rstrip()}\n" for line in text.splitlines()).strip("\n") + "\n"
 
     def translated(self, command: str) -> str:
-        """A command with the ids that groups have now."""
+        """A command with the ids that groups and processes have now."""
+        if command.startswith("kill -9 ") and self._killed:
+            return f"kill -9 {self._killed}"
         for shown, real in self.groups.items():
             command = command.replace(shown, real)
         return command
@@ -94,7 +97,8 @@ class Operator:
         """End the worker that has a problem, found by its own words."""
         workers = (await self._cli("workers", "--json")).json["workers"]
         (stuck,) = [worker for worker in workers if worker["problems"]]
-        os.kill(stuck["pid"], signal.SIGKILL)
+        self._killed = stuck["pid"]
+        os.kill(self._killed, signal.SIGKILL)
         return ""
 
     async def _pipe(self, command: str) -> str:
@@ -120,10 +124,13 @@ def shape(output: str, command: str) -> list[str]:
     text = re.sub(r"\b[0-9a-f]{16}\b", "GROUP", text)
     text = re.sub(r"(unix|embedded)://[^\s?]+", "SERVER", text)
     text = re.sub(r"[\w-]+\.\d+\.[0-9a-f]{22}", "WORKER", text)
+    text = re.sub(r"(?<=as it should: )[^|;]+", "PROBLEMS", text)  # more of them, the longer it is stuck
     text = re.sub(r"\d[\d,.]*", "N", text)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    if command == "mx-rmq workers":  # its cells are folded as the names of hosts want it
-        return sorted({word for word in re.findall(r"[a-z]{4,}", text) if not re.fullmatch("[a-f]+", word)})
+    if command == "mx-rmq workers":  # how cells are folded depends on the host's name and the problems
+        return sorted(
+            {"topics", "problems", "orders", "newsletters", "blocked"} & {*re.findall(r"\w+", text)}
+        )
     return [line for line in lines if line]
 
 
