@@ -1,6 +1,7 @@
 """docs/operations.md, gone through as an operator would: every command on the page, against a broken shop.
 
-With ``MX_RMQ_WRITE_DOCS=1`` the outputs on the page are written anew from the run.
+So are the commands that the README shows. With ``MX_RMQ_WRITE_DOCS=1`` the outputs on both pages are written
+anew from the run.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tests.words import MakeQueue
 
 PAGE = "docs/operations.md"
+FRONT = ("README.md", "From a shell")
 BLOCK = re.compile(r"(?<=^```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHOWS_NO_OUTPUT = ("python ", "kill ", "mx-rmq run ")
@@ -111,9 +113,9 @@ class Operator:
         return ran.out
 
 
-def commands(title: str) -> Iterator[tuple[str, str]]:
-    """The commands in a part of the page, each with the output that is shown."""
-    for block in BLOCK.findall(section(PAGE, title)):
+def commands(title: str, page: str = PAGE) -> Iterator[tuple[str, str]]:
+    """The commands in a part of a page, each with the output that is shown."""
+    for block in BLOCK.findall(section(page, title)):
         yield from COMMAND.findall(block)
 
 
@@ -155,14 +157,13 @@ def real_groups(shown: str, seen: str) -> dict[str, str]:
 async def test_all_ten_symptoms_are_found_and_mended_with_the_page(shop: RedisMessageQueue, cli: Cli) -> None:
     cli.env |= {"MX_RMQ_QUEUE": "shop", "PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), *sys.path])}
     operator = Operator(cli)
-    page = text_of(PAGE)
-    seen: dict[str, str] = {}
+    seen: dict[str, dict[str, str]] = {PAGE: {}, FRONT[0]: {}}
 
     (groups,) = [shown for command, shown in commands(titles()[6]) if command == "mx-rmq dlq groups"]
     operator.groups = real_groups(groups, await operator.type("mx-rmq dlq groups"))
 
-    async def go_through(title: str) -> None:
-        for command, shown in commands(title):
+    async def go_through(title: str, page: str = PAGE) -> None:
+        for command, shown in commands(title, page):
             if command.startswith("python "):
                 continue
             if command.startswith("mx-rmq check") and title != "Where to begin" and "OK" in shown:
@@ -170,10 +171,11 @@ async def test_all_ten_symptoms_are_found_and_mended_with_the_page(shop: RedisMe
             output = await operator.type(command)
             if command.startswith(SHOWS_NO_OUTPUT):
                 output = ""
-            seen[f"$ {command}\n{shown}"] = f"$ {operator.translated(command)}\n{for_page(output)}"
+            seen[page][f"$ {command}\n{shown}"] = f"$ {operator.translated(command)}\n{for_page(output)}"
             if not WRITES:
                 assert_like(shown, output, command)
 
+    await go_through(FRONT[1], FRONT[0])
     await go_through("Where to begin")
     before = await shop.counts()
     assert before.topics["mails"].paused
@@ -182,9 +184,11 @@ async def test_all_ten_symptoms_are_found_and_mended_with_the_page(shop: RedisMe
         await go_through(title)
     await go_through("All is well")
     if WRITES:
-        for old, new in seen.items():
-            page = page.replace(old, new, 1)
-        (ROOT / PAGE).write_text(page, encoding="utf-8")
+        for page, outputs in seen.items():
+            text = text_of(page)
+            for old, new in outputs.items():
+                text = text.replace(old, new, 1)
+            (ROOT / page).write_text(text, encoding="utf-8")
 
     after = await shop.counts()
     assert (after.pending, after.dead, after.delayed) == (0, 0, 0)
