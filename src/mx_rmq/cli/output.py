@@ -242,13 +242,15 @@ class Output:
         drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=is_wide)
         for n in shown:
             is_number = all(isinstance(row[n], int | float | None) for row in rows)
+            is_short = is_number or any(isinstance(row[n], At) for row in rows)
             is_cut = columns[n].is_cut
             drawn.add_column(
                 columns[n].name,
                 justify="right" if is_number else "left",
                 style=columns[n].style,
                 overflow="ellipsis" if is_cut else "fold",
-                no_wrap=is_number or is_cut or columns[n].is_whole,
+                no_wrap=is_short or is_cut or columns[n].is_whole,
+                min_width=len(columns[n].name),
                 ratio=1 if is_cut else None,
             )
         for number, row in enumerate(rows):
