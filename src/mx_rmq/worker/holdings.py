@@ -153,6 +153,20 @@ class Job:
         self._batch = ()
         self.deadline = inf
 
+    def time_waited(self) -> float | None:
+        """How long the message was ready before it began; None if it has run before, or was replayed.
+
+        It is ready from when it was produced, by the producer's clock, or from the end of its delay. How long
+        a message waits that is tried again is not known here.
+        """
+        message = self.message
+        if message is None or (
+            message.attempts or message.put_off or message.crashes or message.unbegun or message.replays
+        ):
+            return None
+        ready_at = message.created_at + message.delay
+        return max(0.0, self.holdings.server_time(self.started_at) - ready_at)
+
     def extend(self, seconds: float) -> None:
         """Give the handler *seconds* from now; the jobs of a batch share one call and its deadline."""
         deadline = monotonic() + seconds

@@ -160,7 +160,7 @@ class Runner:
             job.begin(task, jobs)
         if events.heard(events.MessageCompleted):
             for job in jobs:
-                job.waited = _waited(job)
+                job.waited = job.time_waited()
         ends: list[BaseException | None] | None = None
         try:
             returned = await call(jobs)
@@ -238,19 +238,6 @@ class Runner:
             for job, status in zip(suspects, statuses, strict=True):
                 if status is not Settled.DONE:
                     job.stop(End.LOST)
-
-
-def _waited(job: Job) -> float | None:
-    """How long a message was ready before its first attempt; None for a later one.
-
-    Its lifetime starts when its delay ends, by the server's clock. Without a lifetime only its producer's
-    clock tells, and a delay counts as waiting.
-    """
-    message = job.message
-    if message is None or message.attempts or message.crashes or message.unbegun or message.put_off:
-        return None
-    ready_at = message.created_at if message.ttl is None else job.delivery.expires_at - message.ttl
-    return max(0.0, job.holdings.server_time(job.started_at) - ready_at)
 
 
 def _in_doubt(job: Job) -> bool:

@@ -213,18 +213,8 @@ def name_of(kind: Kind) -> str:
 
 
 def _times(done: Sequence[tuple[Job, Done]]) -> str:
-    """How long messages ran, and how long those waited that had never begun before.
-
-    A message waits from when it was produced, by the producer's clock, or from the end of its delay. How long
-    one waits that is tried again or replayed is not known here.
-    """
-    ahead = done[0][0].holdings.server_time(0.0)
-    waits = [
-        job.started_at + ahead - message.created_at - message.delay
-        for job, _ in done
-        if (message := job.message)
-        and not (message.attempts or message.put_off or message.crashes or message.unbegun or message.replays)
-    ]
+    """How long messages ran, and how long those waited that had never begun before."""
+    waits = [waited for job, _ in done if (waited := job.time_waited()) is not None]
     return times_text([job.took for job, _ in done], waits)
 
 
