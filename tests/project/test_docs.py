@@ -149,7 +149,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 HAPPEN = """
-from mx_rmq import events
+from mx_rmq import RedisMessageQueue, events
 events.emit(events.ServerBack(server="s", seconds=1.0))
 events.emit(events.MessageDead(topic="orders", id="A1", reason="failed", error="no", attempts=3))
 """
