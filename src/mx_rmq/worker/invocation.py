@@ -31,21 +31,24 @@ def invocation_of(
     Layers with a method ``is_on`` are left out of calls while it returns False; they are asked ten times a
     second at most.
     """
-    switches = [layer.is_on for layer in middleware if hasattr(layer, "is_on")]
-    whole = _invocation_of(handler, threads, middleware)
-    if not switches:
-        return whole
-    short = _invocation_of(handler, threads, [layer for layer in middleware if not hasattr(layer, "is_on")])
-
-    current, asked_at = short, -inf
+    if not any(hasattr(layer, "is_on") for layer in middleware):
+        return _invocation_of(handler, threads, middleware)
+    layers: list[Middleware] = []
+    current, asked_at = _invocation_of(handler, threads, layers), -inf
 
     def call(jobs: Sequence[Job]) -> Awaitable[Any]:
-        nonlocal current, asked_at
+        nonlocal layers, current, asked_at
         if (now := jobs[0].started_at) - asked_at >= _ASK:
-            current, asked_at = whole if any(is_on() for is_on in switches) else short, now
+            asked_at = now
+            if (wanted := [layer for layer in middleware if _is_on(layer)]) != layers:
+                layers, current = wanted, _invocation_of(handler, threads, wanted)
         return current(jobs)
 
     return call
+
+
+def _is_on(layer: Middleware) -> bool:
+    return bool(layer.is_on()) if hasattr(layer, "is_on") else True
 
 
 def _invocation_of(
