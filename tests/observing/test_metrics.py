@@ -313,7 +313,7 @@ async def test_scrapes_at_the_same_time_share_one_look(
 def test_nothing_is_imported_until_metrics_are_used() -> None:
     program = (
         "import sys, mx_rmq; mq = mx_rmq.RedisMessageQueue('embedded://'); mq.health_app();"
-        "print([name for name in sys.modules if name.startswith(('prometheus', 'opentelemetry'))])"
+        "print([name for name in sys.modules if name.startswith(('prometheus', 'mx_rmq.otel'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -16,17 +16,16 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from mx_rmq import Context, InvalidPayload, RedisMessageQueue, Reject, Retry, RetryLater, ServerUnavailable
 from mx_rmq.otel import instrument
-from tests.words import ONE_SERVER, dead, drained, eventually
+from tests.words import dead, drained, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
 
     from tests.proxy import Proxy
     from tests.words import MakeQueue
-
-pytestmark = ONE_SERVER
 
 
 class Traces:
@@ -60,6 +59,12 @@ def traced(make_queue: MakeQueue, traces: Traces) -> RedisMessageQueue:
     return mq
 
 
+def context(span: ReadableSpan) -> SpanContext:
+    found = span.get_span_context()
+    assert found is not None
+    return found
+
+
 def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
@@ -86,10 +91,10 @@ async def test_a_handler_continues_the_trace_of_its_producer(
     assert sent.parent is not None
     assert sent.parent.span_id == request.get_span_context().span_id
     assert processed.parent is not None
-    assert processed.parent.span_id == sent.get_span_context().span_id
+    assert processed.parent.span_id == context(sent).span_id
     assert inside.parent is not None
-    assert inside.parent.span_id == processed.get_span_context().span_id
-    assert {span.get_span_context().trace_id for span in (sent, processed, inside)} == {
+    assert inside.parent.span_id == context(processed).span_id
+    assert {context(span).trace_id for span in (sent, processed, inside)} == {
         request.get_span_context().trace_id
     }
     (headers,) = seen
@@ -116,7 +121,7 @@ async def test_a_handler_in_a_thread_is_inside_its_span(traced: RedisMessageQueu
     await traced.produce("t", 1)
     await traced.start()
     (processed,) = await traces.some("t process")
-    assert inside == [processed.get_span_context().span_id]
+    assert inside == [context(processed).span_id]
 
 
 async def test_produce_many_is_one_span_and_one_batch_of_calls(
@@ -133,7 +138,7 @@ async def test_produce_many_is_one_span_and_one_batch_of_calls(
     (sent,) = await traces.some("t send")
     assert attributes(sent)["messaging.batch.message_count"] == 500
     processed = await traces.some("t process", 500)
-    assert {span.parent.span_id for span in processed if span.parent} == {sent.get_span_context().span_id}
+    assert {span.parent.span_id for span in processed if span.parent} == {context(sent).span_id}
 
     async with RedisMessageQueue(proxy.url, name="p", server_check="off") as far:
         instrument(far, traces.provider)
@@ -156,7 +161,7 @@ async def test_the_blocking_producer_makes_the_same_spans(traced: RedisMessageQu
     await traces.some("t process", 3)
     one, many = traces.named("t send")
     assert attributes(many)["messaging.batch.message_count"] == 2
-    spans = [f"{span.get_span_context().span_id:016x}" for span in (one, many, many)]
+    spans = [f"{context(span).span_id:016x}" for span in (one, many, many)]
     assert sorted(header.split("-")[2] for header in headers) == sorted(spans)
 
 
@@ -172,7 +177,7 @@ async def test_a_batch_links_to_what_produced_its_messages(traced: RedisMessageQ
     sent = traces.named("t send")
     assert processed.parent is None
     linked = {link.context.span_id for link in processed.links}
-    assert linked == {span.get_span_context().span_id for span in sent}
+    assert linked == {context(span).span_id for span in sent}
     ids = {dict(link.attributes or {})["messaging.message.id"] for link in processed.links}
     assert set(receipts) < ids
     assert attributes(processed)["messaging.batch.message_count"] == 4
@@ -197,7 +202,7 @@ async def test_an_error_is_recorded_and_each_attempt_has_its_span(
         assert attributes(span)["error.type"] == "ValueError"
         (event,) = span.events
         assert event.name == "exception"
-    assert first.get_span_context().trace_id == second.get_span_context().trace_id
+    assert context(first).trace_id == context(second).trace_id
 
 
 async def test_a_timeout_and_a_rejection_are_errors_and_to_put_off_is_none(
