@@ -43,8 +43,8 @@ class State:
     def __init__(self, reply: Iterable[tuple[bytes, bytes, Any]]) -> None:
         self.keys: dict[str, Any] = {}
         for key, kind, value in reply:
-            cells = [value] if isinstance(value, bytes) else value
-            cells = [cell.decode("latin-1") for cell in cells]  # a sheet of the history is no text
+            # Not UTF-8: a sheet of the history is no text.
+            cells = [cell.decode("latin-1") for cell in ([value] if isinstance(value, bytes) else value)]
             name, shown = key.decode().removeprefix(PREFIX), _value(kind, cells)
             self.keys[name] = shown
 

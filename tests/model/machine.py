@@ -94,8 +94,7 @@ def sent(call: Call) -> tuple[Any, ...]:
     if call.verb != "complete":
         return call.args
     *rest, times = call.args
-    words = [f"{'rw'[bucket // 28]}{bucket % 28}:{amount}" for bucket, amount in times]
-    return (*rest, " ".join(words))
+    return (*rest, " ".join(f"{bucket}:{amount}" for bucket, amount in times))
 
 
 def forged(token: str, n: int) -> str:

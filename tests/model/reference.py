@@ -607,11 +607,11 @@ class Reference:
 
     def _note(self, topic: str, event: str) -> None:
         number, within = divmod(self.now_us // 60_000_000, 20)
-        self._add(f"history={number}={topic}", 948, within * 13 + HISTORY.index(event), 1)
+        self._add(f"history={number}={topic}", 948, 56 + within * 13 + HISTORY.index(event), 1)
 
     def _note_time(self, topic: str, bucket: int, amount: int) -> None:
         number, within = divmod(self.now_us // 60_000_000, 20)
-        self._add(f"history={number}={topic}", 948, 20 * 13 + bucket, amount)
+        self._add(f"history={number}={topic}", 948, bucket, amount)
         self._add(f"recent={number}={topic}", 3360, within * 56 + bucket, amount)
 
     def _add(self, key: str, size: int, place: int, amount: int) -> None:
