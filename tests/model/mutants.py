@@ -791,15 +791,15 @@ end
         "group-of-none",
         "a group without messages is removed",
         "lib/leave_groups.lua",
-        "if type(count) == 'number' and count <= 0 then",
+        "if type(members) == 'number' and members <= 0 then",
         "if false then",
     ),
     Mutant(
         "group-removed-with-the-first",
         "a group stays as long as it has messages",
         "lib/leave_groups.lua",
-        "count <= 0 then",
-        "count >= 0 then",
+        "members <= 0 then",
+        "members >= 0 then",
     ),
     Mutant(
         "trim-without-limit",

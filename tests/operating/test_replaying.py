@@ -11,7 +11,7 @@ from mx_rmq import CanaryDied, CanaryUnfinished, ConfigError, RedisMessageQueue,
 from mx_rmq.message import Death
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from tests.harness import command
-from tests.words import PREFIX, MakeQueue, bury, eventually, in_order, is_sound, store_of
+from tests.words import PREFIX, MakeQueue, bury, eventually, in_order, is_sound
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -74,7 +74,7 @@ async def test_a_replay_reads_only_a_part_of_the_dlq_at_a_time(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
     await dead(queue, redis, 1700)
-    walk = Walk(store_of(redis), Filter())
+    walk = Walk(queue._lifecycle.shards[0].operating, Filter())
     assert len(await walk.next(10_000)) <= 1000
 
 

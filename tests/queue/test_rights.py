@@ -228,6 +228,7 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
     await command(redis, "ACL", "SETUSER", user, *BASE, *rules)
     async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         await work(mq)
+        await mq.produce("orders", {"id": "later"}, delay=3600)
         await damage(mq, redis)
 
         async def operate() -> None:
@@ -236,7 +237,10 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
             await mq.rates()
             page = await mq.dlq.list(limit=1)
             await mq.dlq.list(after=page.next)
-            assert [letter async for letter in mq.dlq.export()]
+            await mq.list("orders", state="delayed")
+            letter = (await mq.dlq.get("dead")).as_dict()
+            await mq.dlq.restore(letter | {"id": f"more{n}"} for n in range(300))
+            assert await mq.dlq.replay_all(error="nothing") == 0
             await mq.audit(repair=True)
 
         with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):

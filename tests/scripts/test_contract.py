@@ -614,8 +614,8 @@ DRIVES = {
     ),
     "read_dead": Drive(
         "read_dlq",
-        lambda store: store.read_dead([b"m1", b"m2"], topic="orders", group="0f", word="why", bodies=False),
-        {"topic": "orders", "group": "0f", "word": "why", "bodies": 0},
+        lambda store: store.read_dead([b"m1", b"m2"], "errors", topic="orders", group="0f", word="why"),
+        {"topic": "orders", "group": "0f", "word": "why", "what": "errors"},
         ({"id": b"m1"}, {"id": b"m2"}),
     ),
     "cancel": Drive(

@@ -62,10 +62,15 @@ async def test_a_group_is_found_by_its_id(store: Store, redis: Redis) -> None:
     assert await store.read_dead(IDS, group=b.group.decode()) == (len(IDS), [b])
 
 
-async def test_bodies_are_left_out_if_not_asked_for(store: Store, redis: Redis) -> None:
+async def test_what_is_not_asked_for_is_left_out(store: Store, redis: Redis) -> None:
     await some(redis)
-    _, rows = await store.read_dead(IDS, bodies=False)
-    assert [row.body for row in rows] == [b"", b"", b""]
+    _, rows = await store.read_dead(IDS, "errors")
+    assert [(row.error, row.body) for row in rows] == [(b"why", b""), (b"no bank", b""), (b"no order", b"")]
+    _, rows = await store.read_dead(IDS, "ids", word="no ")
+    assert [(row.id, row.topic, row.error, row.body) for row in rows] == [
+        (b"b", b"u", b"", b""),
+        (b"c", b"t", b"", b""),
+    ]
 
 
 async def test_an_entry_of_which_nothing_is_left_is_no_message(store: Store, redis: Redis) -> None:

@@ -12,7 +12,7 @@ from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError
 from mx_rmq.fingerprint import decode_label
 from mx_rmq.limits import REPLY_BYTES
-from mx_rmq.operating.dlq_reader import Filter, Walk, latest
+from mx_rmq.operating.dlq_reader import Filter, Walk, latest, with_bodies
 from mx_rmq.operating.letters import (
     DeadGroup,
     DeadGroups,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 200
 """Messages deleted per call. The server needs 20 ms to free this many bodies of a megabyte."""
-_AT_ONCE: Final = 500
-"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 5 ms."""
+_AT_ONCE: Final = 250
+"""Messages replayed or restored per call, if their bodies fit into one reply. The server needs 3 ms."""
 
 Progress = Callable[[int], None]
 """Called with the number of messages done so far."""
@@ -85,16 +85,20 @@ class DeadLetters:
         check_whole("limit", limit, 1)
         number, mark = _place(after)
         letters: Letters = []
-        end = ""
+        left, end = limit, ""
         for at in range(number, len(self._shards)):
             store = self._shards[at].operating
-            where = Filter(topic, error, group)
-            async for row in latest(store, where, mark, limit - len(letters)):
-                if len(letters) == limit:
-                    return Page(letters, end, await Queries(store).time())
-                letters.append(letter_of(row))
-                end = ",".join((str(at), row.died_ms.decode(), row.id.decode(errors="surrogateescape")))
-            mark = None
+            found: Rows = []
+            more = False
+            async for row in latest(store, Filter(topic, error, group), mark, left):
+                if more := len(found) == left:
+                    break
+                found.append(row)
+            async for rows in with_bodies(store, [row.id for row in found]):
+                letters += map(letter_of, rows)
+            end, left, mark = _next(at, found[-1]) if found else end, left - len(found), None
+            if more:
+                return Page(letters, end, await Queries(store).time())
         return Page(letters, None, await Queries(self._shards[0].operating).time())
 
     async def groups(self) -> DeadGroups:
@@ -113,7 +117,7 @@ class DeadLetters:
         groups = []
         for id_, group in found.items():
             label = decode_label(group.label)
-            times = group.count, group.first_at, group.last_at
+            times = group.dead, group.first_at, group.last_at
             groups.append(DeadGroup(label.topic, label.error, label.place, *times, id_, label.text))
         groups.sort(key=lambda group: (-group.count, group.topic, group.error, group.id))
         uncounted = max(0, dead - sum(group.count for group in groups))
@@ -398,7 +402,12 @@ async def _each(records: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[An
 def _joined(one: StoredGroup, other: StoredGroup) -> StoredGroup:
     """A group that is on two shards."""
     times = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
-    return StoredGroup(one.count + other.count, one.label or other.label, *times)
+    return StoredGroup(one.dead + other.dead, one.label or other.label, *times)
+
+
+def _next(shard: int, row: DeadRow) -> str:
+    """The place behind a message, as text."""
+    return ",".join((str(shard), row.died_ms.decode(), row.id.decode(errors="surrogateescape")))
 
 
 def _place(after: str | None) -> tuple[int, Mark | None]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.store import Store
 
-_LOOK: Final = 500
-"""Messages that one call looks at, unless only few are asked for. The server needs about 1 ms for them."""
+_LOOK: Final = 250
+"""Messages that one call looks at, unless only few are asked for. The server needs about 2 ms for them."""
 
 
 class Filter(NamedTuple):
@@ -29,7 +29,11 @@ class Filter(NamedTuple):
     async def matches(self, store: Store, ids: Sequence[bytes], *, bodies: bool) -> tuple[int, list[DeadRow]]:
         """Those of the messages that are meant, and how many were looked at."""
         looked, rows = await store.read_dead(
-            ids, topic=self.topic or "", group=self.group or "", word=self._word, bodies=bodies
+            ids,
+            "bodies" if bodies else "ids" if self.error is None else "errors",
+            topic=self.topic or "",
+            group=self.group or "",
+            word=self._word,
         )
         return looked, rows if self.error is None else [row for row in rows if self._means(row.error)]
 
@@ -47,7 +51,7 @@ class Filter(NamedTuple):
 
 
 async def latest(store: Store, where: Filter, after: Mark | None, limit: int) -> AsyncIterator[DeadRow]:
-    """What matches behind a place, the latest death first.
+    """What matches behind a place, the latest death first, without bodies.
 
     Args:
         store: of the shard.
@@ -59,11 +63,19 @@ async def latest(store: Store, where: Filter, after: Mark | None, limit: int) ->
     while marks := await queries.marks(after, count, latest=True):
         ids = [mark.id for mark in marks]
         while ids:
-            looked, rows = await where.matches(store, ids, bodies=True)
+            looked, rows = await where.matches(store, ids, bodies=False)
             for row in rows:
                 yield row
             ids = ids[looked:]
         after, count = marks[-1], _LOOK
+
+
+async def with_bodies(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[DeadRow]]:
+    """Those of the messages that are dead, as many at a time as fit into a reply."""
+    while ids:
+        looked, rows = await store.read_dead(ids[:BATCH])
+        yield rows
+        ids = ids[looked:]
 
 
 class Walk:
@@ -82,6 +94,8 @@ class Walk:
         self._queries = DeadQueries(store)
         self._where = where
         self._bodies = bodies
+        self._ready: list[DeadRow] = []
+        """Read, but not given out yet."""
         self._passed: Mark | None = None
         """The last message that was seen and stays in the DLQ."""
         self._left = -1
@@ -96,36 +110,33 @@ class Walk:
         """Up to *limit* messages; empty at the end. The caller removes them or says that they stay."""
         if self._left < 0:
             await self.begin()
-        while self._left > 0:
-            marks = await self._queries.marks(self._passed, _LOOK)
-            marks = [mark for mark in marks if mark.order[0] <= self._last_ms]
-            if not marks:
+        while not self._ready and await self._look():
+            pass
+        found, self._ready = self._ready[:limit], self._ready[limit:]
+        return found
+
+    async def _look(self) -> bool:
+        """Read on; False at the end."""
+        marks = await self._queries.marks(self._passed, _LOOK) if self._left > 0 else []
+        marks = [mark for mark in marks if mark.order[0] <= self._last_ms]
+        if not marks:
+            return False
+        looked, rows = await self._where.matches(
+            self._store, [mark.id for mark in marks], bodies=self._bodies
+        )
+        self._ready = rows[: self._left]
+        self._left -= len(self._ready)
+        if looked == len(marks) < _LOOK:  # these were the last
+            self._left = 0
+        matches = {row.id for row in rows}
+        for mark in reversed(marks[:looked]):
+            if mark.id not in matches:
+                self._passed = mark
                 break
-            looked, rows = await self._where.matches(
-                self._store, [mark.id for mark in marks], bodies=self._bodies
-            )
-            found = self._take(marks[:looked], rows, limit)
-            if found:
-                return found
-        return []
+        return True
 
     def stays(self, row: DeadRow) -> None:
         """A message has not left the DLQ: the walk goes on behind it."""
         mark = Mark(row.died_ms, row.id)
         if self._passed is None or mark.order > self._passed.order:
             self._passed = mark
-
-    def _take(self, marks: Sequence[Mark], rows: Sequence[DeadRow], limit: int) -> list[DeadRow]:
-        """The first matches among those looked at; what does not match before the next one is passed."""
-        matches = {row.id: row for row in rows}
-        found: list[DeadRow] = []
-        for mark in marks:
-            row = matches.get(mark.id)
-            if row is None:
-                self._passed = mark
-            elif len(found) == min(limit, self._left):
-                break
-            else:
-                found.append(row)
-        self._left -= len(found)
-        return found

@@ -64,7 +64,7 @@ async def check_groups(store: Store, *, repair: bool) -> list[Disagreement] | No
     wrong = []
     for id_ in sorted(said.keys() | found.keys() | broken):
         group, here = said.get(id_), found.get(id_)
-        counted, there = group.count if group else 0, here.count if here else 0
+        counted, there = group.dead if group else 0, here.count if here else 0
         if counted != there or id_ in broken or (group and group.label is None):
             label = decode_label(group.label if group else None)
             detail = f"the group says {counted} dead, found {there}"
@@ -103,7 +103,7 @@ async def _mend(store: Store, id_: str, group: StoredGroup | None, here: _Found 
         return
     if group is None:  # no number can be subtracted from a count that is none
         await _command(store, "HDEL", "dlq_groups", *names)
-    await _command(store, "HINCRBY", "dlq_groups", names[0], here.count - (group.count if group else 0))
+    await _command(store, "HINCRBY", "dlq_groups", names[0], here.count - (group.dead if group else 0))
     if group is None or group.label is None:
         (example,) = await _groups_of(store, [here.example])
         await _command(store, "HSET", "dlq_groups", names[1], example.label)

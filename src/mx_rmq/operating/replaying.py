@@ -15,6 +15,7 @@ from mx_rmq.checks import check_id, check_topic, is_number, refusal, shown
 from mx_rmq.errors import ConfigError, UnreadableMessage
 from mx_rmq.limits import MOST_SECONDS
 from mx_rmq.message import Death, decode_message, encode_death, encode_message
+from mx_rmq.operating.dlq_reader import with_bodies
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, DeadLetter, letter_of
 from mx_rmq.payloads import encode_payload
@@ -105,13 +106,8 @@ async def _alive(shard: Shard, ids: Sequence[str]) -> list[str]:
 
 async def _dead(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
     dead = await DeadQueries(shard.operating).are_dead(ids)
-    rest = [id_.encode() for id_, is_dead in zip(ids, dead, strict=True) if is_dead]
-    letters: list[DeadLetter] = []
-    while rest:
-        looked, rows = await shard.operating.read_dead(rest)
-        letters += map(letter_of, rows)
-        rest = rest[looked:]
-    return letters
+    found = [id_.encode() for id_, is_dead in zip(ids, dead, strict=True) if is_dead]
+    return [letter_of(row) async for rows in with_bodies(shard.operating, found) for row in rows]
 
 
 # -- from an export

@@ -31,7 +31,7 @@ class Mark(NamedTuple):
 class StoredGroup(NamedTuple):
     """A group of dead messages as it is stored; instants in seconds."""
 
-    count: int
+    dead: int
     label: bytes | None
     first_at: float
     last_at: float

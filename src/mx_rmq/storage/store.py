@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -303,7 +303,13 @@ class Store:
         return _statuses(Restored, await self._run("restore_dlq", args))
 
     async def read_dead(
-        self, ids: Sequence[bytes], *, topic: str = "", group: str = "", word: str = "", bodies: bool = True
+        self,
+        ids: Sequence[bytes],
+        what: Literal["ids", "errors", "bodies"] = "bodies",
+        *,
+        topic: str = "",
+        group: str = "",
+        word: str = "",
     ) -> tuple[int, list[DeadRow]]:
         """Read dead messages that match; returns how many ids were looked at, and the matches.
 
@@ -311,12 +317,12 @@ class Store:
 
         Args:
             ids: the messages.
+            what: only the ids, times of death and groups; or the errors too; or the bodies too.
             topic: only messages of this topic; empty for any.
             group: only messages of the group with this id; empty for any.
             word: only messages whose stored error has this text.
-            bodies: whether to read the bodies.
         """
-        args = (topic, group, word, int(bodies), *ids)
+        args = (topic, group, word, what, *ids)
         looked, *cells = await self._run("read_dlq", args)
         return looked, [DeadRow(*row) for row in zip(*[iter(cells)] * 6, strict=True)]
 

@@ -2,8 +2,8 @@
 -- without messages is removed. A broken one must never stop a message, hence pcall; see lib/join_groups.lua.
 local function leave_groups(dlq_groups, left)
   for id, amount in pairs(left) do
-    local count = redis.pcall('HINCRBY', dlq_groups, id .. ':count', -amount)
-    if type(count) == 'number' and count <= 0 then
+    local members = redis.pcall('HINCRBY', dlq_groups, id .. ':count', -amount)
+    if type(members) == 'number' and members <= 0 then
       redis.pcall('HDEL', dlq_groups, id .. ':count', id .. ':label', id .. ':first_at', id .. ':last_at')
     end
   end
