@@ -15,6 +15,7 @@ from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
 from benchmarks.latency import latency
 from benchmarks.observing import observing
+from benchmarks.operating import operating
 from benchmarks.rows import Row, as_json, as_table
 from benchmarks.throughput import throughput
 
@@ -29,6 +30,7 @@ def measures(rounds: int) -> dict[str, Measure]:
         "flatness": flatness,
         "growth": growth,
         "observing": lambda scale: observing(scale, rounds),
+        "operating": operating,
     }
 
 

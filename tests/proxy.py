@@ -275,7 +275,7 @@ class Proxy:
             while (reply := parser.gets()) is not Ellipsis:
                 self.longest_reply = max(self.longest_reply, size)
                 size = len(data)  # at most: so much has come of the next one
-                script = asked.popleft()
+                script = asked.popleft() if asked else ""  # none asked for what is published
                 if script and not str(reply).startswith("NOSCRIPT") and self._is_lost(script):
                     if self._stay_away:
                         await self._close_door()

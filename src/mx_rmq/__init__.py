@@ -34,9 +34,19 @@ if TYPE_CHECKING:
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.observing.logs import JsonFormatter
     from mx_rmq.operating.audit import AuditReport, Finding
-    from mx_rmq.operating.dead_letters import DeadGroup, DeadGroups, DeadLetter, DeadLetters, NotDead, Page
+    from mx_rmq.operating.dead_letters import DeadLetters
     from mx_rmq.operating.doctor import Checkup, Diagnosis
     from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
+    from mx_rmq.operating.letters import (
+        CanaryDied,
+        CanaryUnfinished,
+        DeadGroup,
+        DeadGroups,
+        DeadLetter,
+        NotDead,
+        Page,
+        RestoreResult,
+    )
     from mx_rmq.operating.messages import MessageFacts, MessagePage
     from mx_rmq.operating.tail import TailEvent
     from mx_rmq.override import Override
@@ -58,6 +68,8 @@ __all__ = [
     "AuditReport",
     "BatchHandler",
     "CallNext",
+    "CanaryDied",
+    "CanaryUnfinished",
     "Checkup",
     "Config",
     "ConfigError",
@@ -105,6 +117,7 @@ __all__ = [
     "Receipt",
     "RedisMessageQueue",
     "Reject",
+    "RestoreResult",
     "Retry",
     "RetryEvent",
     "RetryLater",
@@ -135,9 +148,12 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.observing.asgi": "AsgiApp",
         "mx_rmq.observing.logs": "JsonFormatter",
         "mx_rmq.operating.audit": "AuditReport Finding",
-        "mx_rmq.operating.dead_letters": "DeadGroup DeadGroups DeadLetter DeadLetters NotDead Page",
+        "mx_rmq.operating.dead_letters": "DeadLetters",
         "mx_rmq.operating.doctor": "Checkup Diagnosis",
         "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",
+        "mx_rmq.operating.letters": (
+            "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
+        ),
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
         "mx_rmq.operating.tail": "TailEvent",
         "mx_rmq.override": "Override",

@@ -24,7 +24,7 @@ _MOST_NUMBER = 10**127
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 # What a message stores beside its body has its id and one of these endings as name.
-_LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)", re.ASCII)
+_LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}(?<!:queue)(?<!:keep)(?<!:error)(?<!:group)", re.ASCII)
 _LABELS = re.compile(rf"{_LABEL.pattern}(?: {_LABEL.pattern})*", re.ASCII)
 
 
@@ -161,7 +161,7 @@ def check_id(value: object) -> str:
 def _check_label(what: str, value: object) -> str:
     if isinstance(value, str) and _LABEL.fullmatch(value):
         return plain(value)
-    rule = "1 to 128 letters, digits and _ . - : @ / # + only, not ending in :queue, :keep or :error"
+    rule = "1 to 128 letters, digits and _ . - : @ / # + only, not ending in :queue, :keep, :error or :group"
     raise InvalidName(f"a {what} must be {rule}, got {shown(value)}")
 
 

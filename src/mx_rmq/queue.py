@@ -524,8 +524,8 @@ class RedisMessageQueue:
         Args:
             topic: whose messages; None for those of all topics together.
             minutes: how far back, up to 72 hours; the present minute is the last one.
-            step: minutes of a row; by default 1, or 20 for more than two hours. A row begins at a multiple
-                of it. Times older than two hours are known only for rows of 20 minutes or a multiple.
+            step: minutes of a row, up to 60; by default 1, or 20 for more than two hours. A row begins at a
+                multiple of it. Times older than two hours are known only for rows of 20, 40 or 60 minutes.
 
         Raises:
             UnknownTopic: nothing happened, and there is no such topic.
@@ -569,6 +569,7 @@ class RedisMessageQueue:
             self._lifecycle.shards,
             None if topic is None else check_topic(topic),
             kinds_of(events),
+            queue=self.config.name,
             server=self.config.shown_url,
             handled=self._handlers,
         )

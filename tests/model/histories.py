@@ -117,6 +117,15 @@ class Delete(NamedTuple):
     """As above."""
 
 
+class Restore(NamedTuple):
+    """Put messages of an export back into the DLQ, under ids that are free (small picks) or taken."""
+
+    topic: str
+    picks: tuple[int, ...]
+    age: float
+    error: int
+
+
 class Audit(NamedTuple):
     """Examine everything and mend what is wrong with it: nothing is."""
 
@@ -319,6 +328,9 @@ class Mixer:
     def delete(self) -> Iterable[Any]:
         yield Delete(self.picks(), self.seen())
 
+    def restore(self) -> Iterable[Any]:
+        yield Restore(self.topic(), self.picks(), self.choose((0.0, 5.0, 300.0)), self.choose((0, 1)))
+
     def trim(self) -> Iterable[Any]:
         yield Trim(self.choose((None, 5.0)), self.choose((None, 1, 0)), self.choose((1000, 0, 1)))
 
@@ -417,6 +429,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.revive: 3,
     Mixer.cancel: 3,
     Mixer.delete: 2,
+    Mixer.restore: 1,
     Mixer.trim: 2,
     Mixer.purge: 2,
     partial(Mixer.switch, verb="pause"): 1,

@@ -43,8 +43,8 @@ class State:
     def __init__(self, reply: Iterable[tuple[bytes, bytes, Any]]) -> None:
         self.keys: dict[str, Any] = {}
         for key, kind, value in reply:
-            cells = [value] if isinstance(value, bytes) else value
-            cells = [cell.decode("latin-1") for cell in cells]  # a sheet of the history is no text
+            # Not UTF-8: a sheet of the history is no text.
+            cells = [cell.decode("latin-1") for cell in ([value] if isinstance(value, bytes) else value)]
             name, shown = key.decode().removeprefix(PREFIX), _value(kind, cells)
             self.keys[name] = shown
 
@@ -148,8 +148,8 @@ def one_body(state: State, reference: Reference) -> Broken:
         if payload.get(id_) != life.body.decode():
             yield f"the body of {id_} is {payload.get(id_)}, not {life.body.decode()}"
     for id_, dead in reference.dead.items():
-        found = [remains.get(field) for field in (id_, f"{id_}:queue", f"{id_}:error")]
-        if found != [dead.body.decode(), dead.topic, dead.error.decode()]:
+        found = [remains.get(field) for field in (id_, f"{id_}:queue", f"{id_}:error", f"{id_}:group")]
+        if found != [dead.body.decode(), dead.topic, dead.error.decode(), dead.group.id]:
             yield f"of the dead {id_} there is {found}"
     for field in payload:
         if field.split(":")[0] not in reference.live:
@@ -253,10 +253,26 @@ def counts(state: State, reference: Reference) -> Broken:
             yield f"topic {topic} has {live} live messages, but counted {dict(of)}"
         fields = state.fields("dlq_payload").items()
         dead = sum(value == topic for field, value in fields if field.endswith(":queue"))
-        if dead != of["dead"] - of["replayed"] - of["deleted"]:
+        if dead != of["dead"] + of["restored"] - of["replayed"] - of["deleted"]:
             yield f"topic {topic} has {dead} dead messages, but counted {dict(of)}"
     if counters != reference.counters:
         yield f"counted {counters}, not {dict(reference.counters)}"
+
+
+def groups(state: State, reference: Reference) -> Broken:
+    """Every dead message is counted in its group; a group without messages leaves nothing."""
+    expected = {
+        f"{id_}:{part}": str(value)
+        for id_, crowd in reference.groups.items()
+        for part, value in (
+            ("count", crowd.count),
+            ("label", crowd.label),
+            ("first_at", crowd.first),
+            ("last_at", crowd.last),
+        )
+    }
+    if state.fields("dlq_groups") != expected:
+        yield f"the groups of the dead are {state.fields('dlq_groups')}, not {expected}"
 
 
 def bookkeeping(state: State, reference: Reference) -> Broken:
@@ -286,8 +302,8 @@ def bookkeeping(state: State, reference: Reference) -> Broken:
 
 KNOWN: Final = frozenset(
     (
-        *("payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload", "done", "delay_wake"),
-        *("topics", "paused", "counters", "fence"),
+        *("payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload", "dlq_groups", "done"),
+        *("delay_wake", "topics", "paused", "counters", "fence"),
         *(f"{topic}:{part}" for topic in TOPICS for part in (*PENDING.values(), "processing", "wake")),
     )
 )
@@ -301,6 +317,7 @@ PROMISES: Final[Sequence[tuple[str, Callable[[State, Reference], Broken]]]] = (
     ("order", order),
     ("wake", wakes),
     ("counters", counts),
+    ("groups", groups),
     ("bookkeeping", bookkeeping),
 )
 

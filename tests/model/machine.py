@@ -11,6 +11,7 @@ from redis import Redis
 
 from mx_rmq.errors import OutOfMemory, StoreError
 from mx_rmq.message import LANES, Lane
+from mx_rmq.storage import contract
 from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.scripts import SCRIPTS, Script
@@ -33,6 +34,7 @@ from tests.model.histories import (
     Purge,
     Reach,
     Refused,
+    Restore,
     Revive,
     Settle,
     Spec,
@@ -51,8 +53,8 @@ if TYPE_CHECKING:
 
 SETTLING: Final = frozenset(("start", "extend", "complete", "retry", "put_off", "release", "move_to_dlq"))
 DAY: Final = 86400.0
-ERROR: Final = b'{"reason":"failed"}'
-"""Why every message dies."""
+ERRORS: Final = (b'{"reason":"failed","error":"no order 17"}', b'{"reason":"failed","error":"no bank"}')
+"""What messages die of: of one group each in every topic."""
 
 
 class Call(NamedTuple):
@@ -92,8 +94,7 @@ def sent(call: Call) -> tuple[Any, ...]:
     if call.verb != "complete":
         return call.args
     *rest, times = call.args
-    words = [f"{'rw'[bucket // 28]}{bucket % 28}:{amount}" for bucket, amount in times]
-    return (*rest, " ".join(words))
+    return (*rest, " ".join(f"{bucket}:{amount}" for bucket, amount in times))
 
 
 def forged(token: str, n: int) -> str:
@@ -189,6 +190,12 @@ class Machine:
                 ids = [targets[pick] for pick in picks]
                 died_at = [self.died_at(id_, seen) or 0.0 for id_ in ids] if seen else []
                 return Call("delete_dead", (ids, died_at), {})
+            case Restore(topic, picks, age, error):
+                rows = [
+                    contract.Restore(id_, topic, self.clock.ms / 1000 - age, self.body(id_), ERRORS[error])
+                    for id_ in (self.by_end()[pick] for pick in picks)
+                ]
+                return Call("restore", (rows,), {})
             case Trim():
                 return Call("trim_dead", (), step._asdict())
             case Purge(topic, limit):
@@ -203,9 +210,12 @@ class Machine:
 
     def message(self, spec: Spec) -> NewMessage:
         """A message under a free id, the one that ended last first, or under one that is taken."""
-        ids = sorted(IDS, key=lambda id_: (id_ in self.reference.live, -self.ended.get(id_, 0)))
-        id_ = ids[spec.pick]
+        id_ = self.by_end()[spec.pick]
         return NewMessage(id_, self.body(id_), *spec[1:])
+
+    def by_end(self) -> Sequence[str]:
+        """Those that are not live first, the one that ended last before the others."""
+        return sorted(IDS, key=lambda id_: (id_ in self.reference.live, -self.ended.get(id_, 0)))
 
     def cancellable(self) -> Sequence[str]:
         """What stands in the middle of a list first: its entry will stay there."""
@@ -251,7 +261,13 @@ class Machine:
         rewritten = [self.body(pick.id) if step.seconds else b"" for pick in picked]
         return Call(
             "move_to_dlq",
-            (topic, [(pick, body, ERROR) for pick, body in zip(picked, rewritten, strict=True)]),
+            (
+                topic,
+                [
+                    (pick, body, ERRORS[(ord(pick.id) + int(step.seconds)) % 2])
+                    for pick, body in zip(picked, rewritten, strict=True)
+                ],
+            ),
             {"kept": [kept(step.seconds)] * len(picked)},
         )
 
@@ -276,10 +292,8 @@ class Machine:
             answer = await getattr(self.store, call.verb)(*sent(call), **call.options)
         except StoreError as error:
             # A claim of none removes nothing and only passes the token on.
-            growing = call.verb in ("produce", "produce_delayed") or (call.verb, call.args[-1]) == (
-                "claim",
-                0,
-            )
+            of_none = (call.verb, call.args[-1]) == ("claim", 0)
+            growing = of_none or call.verb in ("produce", "produce_delayed", "restore")
             if not (belated or (self.full and growing and isinstance(error, OutOfMemory))):
                 raise Violation("answer", f"{call} failed: {error}") from error
             self.reference.at(self.clock.us)

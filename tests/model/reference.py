@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from mx_rmq.message import LANES, Lane
+from mx_rmq.fingerprint import Group, group_of
+from mx_rmq.message import LANES, Lane, decode_death
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import (
     Cancelled,
@@ -22,6 +23,8 @@ from mx_rmq.storage.contract import (
     Promotion,
     Replay,
     Replayed,
+    Restore,
+    Restored,
     Settled,
     Suspect,
     Takeover,
@@ -78,6 +81,20 @@ class Remains:
     error: bytes
     died: int
 
+    @property
+    def group(self) -> Group:
+        return group_of(self.topic, decode_death(self.error))
+
+
+@dataclass(slots=True)
+class Crowd:
+    """A group of dead messages; its first and last death are those since it began."""
+
+    label: str
+    first: int
+    last: int
+    count: int = 0
+
 
 class Reference:
     """What the server must hold and answer.
@@ -93,6 +110,7 @@ class Reference:
         self.now_us = 0
         self.live: dict[str, Life] = {}
         self.dead: dict[str, Remains] = {}
+        self.groups: dict[str, Crowd] = {}
         self.done: dict[str, int] = {}
         self.ended: dict[str, str] = {}
         self.calls: dict[str, tuple[str, list[Stored]]] = {}
@@ -267,7 +285,7 @@ class Reference:
         for (delivery, body, error), wish, status in zip(dead, kept, answer, strict=True):
             if status is Settled.DONE:
                 life = self.live.pop(delivery.id)
-                self.dead[delivery.id] = Remains(topic, body or life.body, error, self.now)
+                self._die(delivery.id, Remains(topic, body or life.body, error, self.now))
                 self._count(topic, "dead")
                 self._end(delivery.id, "dead", topic, wish)
         return answer
@@ -336,7 +354,7 @@ class Reference:
                 answer.append(Replayed.CHANGED)
             else:
                 answer.append(Replayed.REPLAYED)
-                del self.dead[replay.id]
+                self._leave(replay.id)
                 ttl = inf if replay.ttl is None else round(replay.ttl * 1000)
                 life = Life(remains.topic, replay.lane, replay.body or remains.body, self.now + ttl)
                 self.live[replay.id] = life
@@ -349,7 +367,7 @@ class Reference:
         for n, id_ in enumerate(ids):
             remains = self.dead.get(id_)
             if remains and (not died_at or round(died_at[n] * 1000) == remains.died):
-                del self.dead[id_]
+                self._leave(id_)
                 self._count(remains.topic, "deleted")
                 deleted += 1
         return deleted
@@ -363,6 +381,20 @@ class Reference:
             or (max_age is not None and self.dead[id_].died < self.now - round(max_age * 1000))
         ]
         return self.delete_dead(old[:limit])
+
+    def restore(self, dead: Sequence[Restore]) -> list[Restored]:
+        answer = []
+        for row in dead:
+            if row.id in self.live:
+                answer.append(Restored.LIVE)
+            elif row.id in self.dead:
+                answer.append(Restored.DEAD)
+            else:
+                answer.append(Restored.RESTORED)
+                self._die(row.id, Remains(row.topic, row.body, row.error, round(row.died_at * 1000)))
+                self.topics.add(row.topic)
+                self._count(row.topic, "restored")
+        return answer
 
     def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         answer = []
@@ -550,6 +582,20 @@ class Reference:
         if kept.remember_for:
             self.ended[id_] = f"{how} {self.now} {round(kept.took * 1000)} {topic}"
 
+    def _die(self, id_: str, remains: Remains) -> None:
+        self.dead[id_] = remains
+        group, died = remains.group, remains.died
+        crowd = self.groups.setdefault(group.id, Crowd(group.label.decode(), died, died))
+        crowd.count += 1
+        crowd.first, crowd.last = min(crowd.first, died), max(crowd.last, died)
+
+    def _leave(self, id_: str) -> None:
+        """A message is not dead any more; a group that it was the last of is gone."""
+        group = self.dead.pop(id_).group.id
+        self.groups[group].count -= 1
+        if not self.groups[group].count:
+            del self.groups[group]
+
     def _dues(self) -> list[tuple[float, str]]:
         return sorted((life.deadline, id_) for id_, life in self.live.items() if life.place == "delayed")
 
@@ -561,11 +607,11 @@ class Reference:
 
     def _note(self, topic: str, event: str) -> None:
         number, within = divmod(self.now_us // 60_000_000, 20)
-        self._add(f"history={number}={topic}", 948, within * 13 + HISTORY.index(event), 1)
+        self._add(f"history={number}={topic}", 948, 56 + within * 13 + HISTORY.index(event), 1)
 
     def _note_time(self, topic: str, bucket: int, amount: int) -> None:
         number, within = divmod(self.now_us // 60_000_000, 20)
-        self._add(f"history={number}={topic}", 948, 20 * 13 + bucket, amount)
+        self._add(f"history={number}={topic}", 948, bucket, amount)
         self._add(f"recent={number}={topic}", 3360, within * 56 + bucket, amount)
 
     def _add(self, key: str, size: int, place: int, amount: int) -> None:

@@ -21,7 +21,8 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors limits version",
-        "checks events health message payloads raised receipt retry config produce_options tables traces",
+        "checks events fingerprint health message payloads raised receipt retry config produce_options "
+        "tables traces",
         "storage",
         "producing worker operating observing",
         "lifecycle override signals",

@@ -50,7 +50,7 @@ def files_in_the_tree() -> set[str]:
             folder = room[1]
         elif line.startswith("  ") and not line.startswith("   "):
             folder = ""
-        found |= {folder + name for name in re.findall(r"\b\w+\.py\b|__init__\.py", line)}
+        found |= {folder + name for name in re.findall(r"\b[\w/]+\.py\b|__init__\.py", line)}
     return found
 
 

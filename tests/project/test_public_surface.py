@@ -13,12 +13,13 @@ from mx_rmq import DeadLetters, RedisMessageQueue, events
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AsgiApp AuditReport BatchHandler CallNext Checkup Config ConfigError Context Counts DeadEvent DeadGroup
-    DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError Finding Handler Health History
-    HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load Message MessageFacts MessagePage
-    MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk NotReplicated
-    OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext ProduceOptions
-    QueueOptions Rates Receipt RedisMessageQueue Reject Retry RetryEvent RetryLater ServerRefused
+    AsgiApp AuditReport BatchHandler CallNext CanaryDied CanaryUnfinished Checkup Config ConfigError Context
+    Counts DeadEvent DeadGroup DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError Finding
+    Handler Health History HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load Message
+    MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable
+    NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware
+    ProduceNext ProduceOptions QueueOptions Rates Receipt RedisMessageQueue Reject RestoreResult Retry
+    RetryEvent RetryLater ServerRefused
     ServerUnavailable ShardHealth StoreError Stored SyncProducer TailEvent TopicCounts TopicRates
     UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run run_processes
 """

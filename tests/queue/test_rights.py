@@ -128,6 +128,37 @@ async def test_recovery_by_connection_needs_the_second(
     assert "server.not_checked" not in caplog.messages
 
 
+async def test_a_tail_needs_the_channel_of_both(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER)
+    await command(redis, "ACL", "SETUSER", "ops", *BASE, *OPERATOR)
+    try:
+        async with (
+            RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq,
+            RedisMessageQueue(at(tcp).replace("shop:", "ops:"), name="shop", server_check="off") as ops,
+        ):
+            first = asyncio.ensure_future(anext(ops.tail(events=["dead"])))
+            seen = asyncio.ensure_future(work_until(mq, first))
+            assert (await asyncio.wait_for(first, 30)).event.name == "message.dead"
+            await seen
+        assert await refused(redis) == set()
+    finally:
+        await command(redis, "ACL", "DELUSER", "ops")
+
+
+async def work_until(mq: RedisMessageQueue, seen: asyncio.Future[Any]) -> None:
+    """Let messages die until a death was seen."""
+
+    @mq.handler("orders")
+    async def on_order(order: int) -> None:
+        raise Reject("no")
+
+    await mq.start()
+    while not seen.done():
+        await mq.produce("orders", 1)
+        await asyncio.wait([seen], timeout=0.3)
+    await mq.stop()
+
+
 async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> None:
     await command(redis, "ACL", "SETUSER", user, *BASE, *WORKER, *OPERATOR)
     async with RedisMessageQueue(at(tcp), name="shop") as mq:
@@ -140,7 +171,11 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         await mq.workers()
         assert (await mq.history("orders")).total.completed == 5
         assert list((await mq.rates()).topics) == ["orders"]
-        assert len((await mq.dlq.list(topic="orders")).letters) == 2
+        page = await mq.dlq.list(topic="orders", limit=1)
+        assert len((await mq.dlq.list(after=page.next)).letters) == 1
+        letters = [letter async for letter in mq.dlq.export()]
+        assert await mq.dlq.delete("dead2") == 1
+        assert await mq.dlq.restore(letters) == (1, 0, 1)
         assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
         assert await mq.queues() == ["shop"]
         with pytest.raises(UnknownTopic):
@@ -184,8 +219,8 @@ async def damage(mq: RedisMessageQueue, redis: Redis) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        *("+hstrlen", "+hgetall", "+smembers", "+lrange", "+scan", "+zscan", "+mget", "+getrange", "+exists"),
-        *("+rename", "+unlink"),
+        *("+hstrlen", "+hgetall", "+smembers", "+lrange", "+zrank", "+zrevrank", "+zcount"),
+        *("+scan", "+zscan", "+mget", "+getrange", "+exists", "+rename", "+unlink"),
     ],
 )
 async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str, right: str) -> None:
@@ -194,13 +229,19 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
     await command(redis, "ACL", "SETUSER", user, *BASE, *rules)
     async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         await work(mq)
+        await mq.produce("orders", {"id": "later"}, delay=3600)
         await damage(mq, redis)
 
         async def operate() -> None:
             await mq.counts()
             await mq.history("orders")
             await mq.rates()
-            await mq.dlq.list()
+            page = await mq.dlq.list(limit=1)
+            await mq.dlq.list(after=page.next)
+            await mq.list("orders", state="delayed")
+            letter = (await mq.dlq.get("dead")).as_dict()
+            await mq.dlq.restore(letter | {"id": f"more{n}"} for n in range(300))
+            assert await mq.dlq.replay_all(error="nothing") == 0
             await mq.audit(repair=True)
             await mq.delete()
 

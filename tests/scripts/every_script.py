@@ -5,15 +5,15 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.storage.contract import Kept, NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import Kept, NewMessage, Replay, Restore, Suspect
 from tests.scripts.states import (
     NOW,
     awake,
     counted,
-    dead,
     delayed,
     delivery,
     everything,
+    grouped,
     leased,
     pending,
     seed,
@@ -47,8 +47,8 @@ def topic_of(name: str) -> dict[str, Any]:
         delayed(f"d2-{name}", name, due=SOON),
         delayed(f"d3-{name}", name, due=SOON, lane="low"),
         delayed(f"later-{name}", name, due=NOW + 90_000),
-        dead(f"x1-{name}", name, died=NOW - 9),
-        dead(f"x2-{name}", name, died=NOW - 8),
+        grouped(f"x1-{name}", name, died=NOW - 9),
+        grouped(f"x2-{name}", name, died=NOW - 8),
     )
 
 
@@ -67,6 +67,7 @@ def rich_state() -> dict[str, Any]:
             "call=p": "before 1",
             "workers": {"silent": "facts"},
             "workers_seen": {"silent": NOW - 90_000.0},
+            "tails": {"ended": NOW - 1.0, "other": NOW + 9_000.0},
         },
         # damage: a body in no place, leftovers of a lease and of a delay
         {
@@ -117,6 +118,10 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     ),
     "delete_dlq": lambda store, _: store.delete_dead(["x1-t", "x2-u", "nobody"]),
     "trim_dlq": lambda store, _: store.trim_dead(max_count=1),
+    "restore_dlq": lambda store, _: store.restore(
+        [Restore("r1", "t", 9.0, b"body", b"why"), Restore("r2", "new", 9.0, b"body", b"why")]
+    ),
+    "read_dlq": lambda store, _: store.read_dead([b"x1-t", b"x2-u", b"nobody"]),
     "cancel_message": lambda store, _: store.cancel(
         ["p1-t", "high-t", "low-t", "d1-t", "l1-t", "p3-u", "d2-u", "x1-t", "nobody"]
     ),
@@ -129,6 +134,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "count_topics": lambda store, _: store.count(["t", "u"]),
     "forget_topics": lambda store, _: store.forget(["t", "old", "older", "v"], idle=60.0),
     "wake_topic": lambda store, _: store.wake("t"),
+    "watch_events": lambda store, _: store.watch(b"all", lasts=10.0),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
 }
 

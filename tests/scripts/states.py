@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.message import Lane
+from mx_rmq.fingerprint import group_of
+from mx_rmq.message import Lane, decode_death
 from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.keys import PENDING, Keys
 from tests.harness import START_US, read_state
@@ -65,8 +66,21 @@ def delayed(
 
 
 def dead(id_: str, topic: str = "t", *, died: float = NOW, body: str = "", error: str = "why") -> State:
+    """A dead message that no group counts, as before there were groups."""
     fields = {id_: body or body_of(id_), f"{id_}:queue": topic, f"{id_}:error": error}
     return {"dlq": {id_: died}, "dlq_payload": fields}
+
+
+def grouped(
+    id_: str, topic: str = "t", *, died: float = NOW, body: str = "", error: str = "why", since: float = inf
+) -> State:
+    """A dead message in its group; *since*: when the group began, if its first message has left it."""
+    state = dead(id_, topic, died=died, body=body, error=error)
+    group = group_of(topic, decode_death(error.encode()))
+    state["dlq_payload"][f"{id_}:group"] = group.id
+    parts = {"count": "1", "label": group.label.decode()}
+    parts |= {"first_at": _ms(min(died, since)), "last_at": _ms(died)}
+    return state | {"dlq_groups": {f"{group.id}:{part}": value for part, value in parts.items()}}
 
 
 def counted(events: dict[str, int]) -> State:
@@ -92,12 +106,26 @@ def together(*parts: State) -> State:
                 whole.setdefault(key, []).extend(value)
             elif isinstance(value, dict):
                 held = whole.setdefault(key, {})
+                if key == "dlq_groups":
+                    _merge_groups(held, value)
+                    continue
                 assert not held.keys() & value.keys(), f"{key} holds {held.keys() & value.keys()} twice"
                 held.update(value)
             else:
                 assert key not in whole
                 whole[key] = value
     return whole
+
+
+def _merge_groups(held: dict[str, str], more: dict[str, str]) -> None:
+    """Count groups together; the first part gives a group its label."""
+    for field, value in more.items():
+        if field not in held or field.endswith(":label"):
+            held.setdefault(field, value)
+        elif field.endswith(":count"):
+            held[field] = str(int(held[field]) + int(value))
+        else:
+            held[field] = (min if field.endswith(":first_at") else max)(held[field], value, key=int)
 
 
 def body_of(id_: str) -> str:

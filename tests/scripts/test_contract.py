@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 import pytest
 
 from mx_rmq import limits
+from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import MAX_BYTES
-from mx_rmq.message import LANES, Reason
+from mx_rmq.message import LANES, Reason, decode_death
 from mx_rmq.storage import history, store
-from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Restore, Suspect
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
@@ -270,7 +271,7 @@ def test_the_scripts_have_the_layout_of_the_history_in_python() -> None:
         "history_topics": str(history.MOST_TOPICS),
     }
     # Until the last minute of a sheet is too old to be asked for.
-    assert int(seconds[0]) >= 60 * (history.KEPT + 2 * history.SHEET)
+    assert int(seconds[0]) >= 60 * (history.KEPT + 60 + history.SHEET)  # the longest step is an hour
     assert int(seconds[1]) >= 60 * (history.KEPT_FINE + history.SHEET)
 
 
@@ -436,6 +437,11 @@ D1 = Delivery("m1", "orders", "1@5", b"old1", 9.0)
 D2 = Delivery("m2", "orders", "2@6", b"old2", 9.0)
 PREFIX = "mx-rmq:{q}:"
 
+
+def group(error: bytes) -> bytes:
+    return bytes(group_of("orders", decode_death(error)))
+
+
 DRIVES = {
     "produce": Drive(
         "produce_normal_message",
@@ -498,8 +504,8 @@ DRIVES = {
     ),
     "complete": Drive(
         "complete_message",
-        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)], "r1:2"),
-        {"prefix": PREFIX, "topic": "orders", "history": PREFIX, "times": "r1:2"},
+        lambda store: store.complete("orders", [(D1, Kept(1.5, 60.0, 0.25)), (D2, 0.0)], "1:2"),
+        {"prefix": PREFIX, "topic": "orders", "history": PREFIX, "times": "1:2"},
         (
             {"id": "m1", "token": "1@5", "kept": "1500 60000 250"},
             {"id": "m2", "token": "2@6", "kept": 0},
@@ -536,8 +542,15 @@ DRIVES = {
         ),
         {"prefix": PREFIX, "topic": "orders", "history": PREFIX},
         (
-            {"id": "m1", "token": "1@5", "body": b"b1", "error": b"why", "wish": "60000 250"},
-            {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": ""},
+            {
+                "id": "m1",
+                "token": "1@5",
+                "body": b"b1",
+                "error": b"why",
+                "wish": "60000 250",
+                "group": group(b"why"),
+            },
+            {"id": "m2", "token": "2@6", "body": b"", "error": b"", "wish": "", "group": group(b"")},
         ),
     ),
     "take_over": Drive(
@@ -574,6 +587,37 @@ DRIVES = {
         lambda store: store.trim_dead(max_age=1.5, limit=7),
         {"max_age_ms": 1500, "max_count": "inf", "limit": 7},
     ),
+    "restore": Drive(
+        "restore_dlq",
+        lambda store: store.restore(
+            [Restore("m1", "orders", 1.5, b"b1", b"why"), Restore("m2", "orders", 2.5, b"b2", b"")]
+        ),
+        {},
+        (
+            {
+                "id": "m1",
+                "topic": "orders",
+                "died_ms": 1500,
+                "body": b"b1",
+                "error": b"why",
+                "group": group(b"why"),
+            },
+            {
+                "id": "m2",
+                "topic": "orders",
+                "died_ms": 2500,
+                "body": b"b2",
+                "error": b"",
+                "group": group(b""),
+            },
+        ),
+    ),
+    "read_dead": Drive(
+        "read_dlq",
+        lambda store: store.read_dead([b"m1", b"m2"], "errors", topic="orders", group="0f", word="why"),
+        {"topic": "orders", "group": "0f", "word": "why", "what": "errors"},
+        ({"id": b"m1"}, {"id": b"m2"}),
+    ),
     "cancel": Drive(
         "cancel_message",
         lambda store: store.cancel(["m1", "m2"]),
@@ -601,15 +645,20 @@ DRIVES = {
         lambda store: store.register_worker("w1", b"{}", silence=1.5),
         {"worker": "w1", "facts": b"{}", "silence_ms": 1500},
     ),
+    "watch": Drive(
+        "watch_events",
+        lambda store: store.watch(b"{}", lasts=1.5),
+        {"want": b"{}", "for_ms": 1500},
+    ),
     "examine": Drive(
         "mend_message",
         lambda store: store.examine(
-            [Suspect("m1", "orders", False, "mails"), Suspect("m2")], mend=True, lease=1.5
+            [Suspect("m1", "orders", False, "mails", b"0f {}"), Suspect("m2")], mend=True, lease=1.5
         ),
         {"prefix": PREFIX, "mode": "mend", "lease_ms": 1500},
         (
-            {"id": "m1", "found_in": "orders", "listed": 0, "fallback": "mails"},
-            {"id": "m2", "found_in": "", "listed": 1, "fallback": "unknown"},
+            {"id": "m1", "found_in": "orders", "listed": 0, "fallback": "mails", "group": b"0f {}"},
+            {"id": "m2", "found_in": "", "listed": 1, "fallback": "unknown", "group": b""},
         ),
     ),
 }

@@ -16,6 +16,7 @@ from tests.scripts.states import (
     delivery,
     everything,
     fenced,
+    grouped,
     hint,
     leased,
     pending,
@@ -194,7 +195,7 @@ async def test_the_whole_way_of_an_expired_message_leads_to_the_dlq(store: Store
     [row] = (await take_over(store)).taken
     assert await store.move_to_dlq("t", [(row.delivery, b"", b"expired")]) == [Settled.DONE]
     assert await everything(redis) == together(
-        dead("a", error="expired"), counted({"t:expired": 1, "t:dead": 1}), fenced()
+        grouped("a", error="expired"), counted({"t:expired": 1, "t:dead": 1}), fenced()
     )
 
 
@@ -217,7 +218,7 @@ async def test_an_expired_message_in_mid_list_leaves_a_hint_that_the_claim_drops
     assert await everything(redis) == together(
         leased("head", token=f"1@{FIRST + 1}"),
         leased("tail", token=f"1@{FIRST + 1}"),
-        dead("a"),
+        grouped("a"),
         counted({"t:expired": 1, "t:dead": 1}),
         fenced(FIRST + 1),
     )

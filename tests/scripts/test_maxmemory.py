@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 REFUSED = {
     "produce_normal_message",
     "produce_delay_message",
+    "restore_dlq",
 }
 """What begins by storing something. All others begin by a removal, after which a script may pass."""
 

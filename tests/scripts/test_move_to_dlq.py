@@ -15,6 +15,7 @@ from tests.scripts.states import (
     delayed,
     delivery,
     everything,
+    grouped,
     hint,
     leased,
     pending,
@@ -43,7 +44,7 @@ async def test_a_dead_message_is_kept_with_its_final_body_and_the_reason(store: 
     await seed(redis, NEIGHBOURS, leased("a", token="3@5", lane="high", expires=NOW + 50, before=2))
     assert await store.move_to_dlq("t", [(delivery("a", token="3@5"), b"final", b"boom")]) == [Settled.DONE]
     assert await everything(redis) == together(
-        NEIGHBOURS, dead("a", body="final", error="boom"), counted({"t:dead": 1})
+        NEIGHBOURS, grouped("a", body="final", error="boom"), counted({"t:dead": 1})
     )
 
 
@@ -53,7 +54,7 @@ async def test_an_empty_body_keeps_the_stored_bytes_as_they_are(store: Store, re
     await redis.hset("mx-rmq:{q}:payload", "a", b"\xff\x00{")
     assert await store.move_to_dlq("t", [(delivery("a"), b"", b"unparsable")]) == [Settled.DONE]
     assert await redis.hget("mx-rmq:{q}:dlq_payload", "a") == b"\xff\x00{"
-    assert (await everything(redis)).keys() == (dead("a") | counted({"t:dead": 1})).keys()
+    assert (await everything(redis)).keys() == (grouped("a") | counted({"t:dead": 1})).keys()
 
 
 @pytest.mark.parametrize("token", ["2@5", "1@6", "1@", "1", ""])
@@ -98,7 +99,7 @@ async def test_a_body_that_only_the_worker_still_has_is_kept(store: Store, redis
     await redis.hdel("mx-rmq:{q}:payload", "a")
     assert await store.move_to_dlq("t", [(delivery("a"), b"mine", b"boom")]) == [Settled.DONE]
     assert await everything(redis) == together(
-        NEIGHBOURS, dead("a", body="mine", error="boom"), counted({"t:dead": 1})
+        NEIGHBOURS, grouped("a", body="mine", error="boom"), counted({"t:dead": 1})
     )
 
 
@@ -107,14 +108,14 @@ async def test_a_missing_topic_field_is_written_anew(store: Store, redis: Redis)
     await seed(redis, leased("a"))
     await redis.hdel("mx-rmq:{q}:payload", "a:queue")
     assert await store.move_to_dlq("t", [(delivery("a"), b"", b"why")]) == [Settled.DONE]
-    assert await everything(redis) == together(dead("a"), counted({"t:dead": 1}))
+    assert await everything(redis) == together(grouped("a"), counted({"t:dead": 1}))
 
 
 async def test_the_same_delivery_twice_in_one_call_dies_once(store: Store, redis: Redis) -> None:
     await seed(redis, leased("a"))
     reply = await store.move_to_dlq("t", [(delivery("a"), b"one", b"1"), (delivery("a"), b"two", b"2")])
     assert reply == [Settled.DONE, Settled.STALE]
-    assert await everything(redis) == together(dead("a", body="one", error="1"), counted({"t:dead": 1}))
+    assert await everything(redis) == together(grouped("a", body="one", error="1"), counted({"t:dead": 1}))
 
 
 async def test_each_delivery_of_a_batch_is_judged_alone(store: Store, redis: Redis) -> None:
@@ -122,7 +123,7 @@ async def test_each_delivery_of_a_batch_is_judged_alone(store: Store, redis: Red
     reply = await store.move_to_dlq("t", [(delivery(id_), b"", b"why") for id_ in ("a", "b", "nobody", "c")])
     assert reply == [Settled.DONE, Settled.STALE, Settled.GONE, Settled.DONE]
     assert await everything(redis) == together(
-        leased("b", token="2@9"), dead("a"), dead("c"), counted({"t:dead": 2})
+        leased("b", token="2@9"), grouped("a"), grouped("c"), counted({"t:dead": 2})
     )
 
 
@@ -130,9 +131,9 @@ async def test_an_old_entry_in_the_pending_list_stays_a_hint(store: Store, redis
     """Nothing searches the list; the next claim drops the entry."""
     await seed(redis, leased("a"), hint("a"))
     assert await store.move_to_dlq("t", [(delivery("a"), b"", b"why")]) == [Settled.DONE]
-    assert await everything(redis) == together(hint("a"), dead("a"), counted({"t:dead": 1}))
+    assert await everything(redis) == together(hint("a"), grouped("a"), counted({"t:dead": 1}))
     assert (await store.claim("t", 10, lease=15, holder="w")).deliveries == []
-    assert await everything(redis) == together(dead("a"), counted({"t:dead": 1}))
+    assert await everything(redis) == together(grouped("a"), counted({"t:dead": 1}))
 
 
 async def test_what_became_of_a_message_is_remembered_besides(store: Store, redis: Redis) -> None:
@@ -143,7 +144,7 @@ async def test_what_became_of_a_message_is_remembered_besides(store: Store, redi
     assert await store.move_to_dlq("t", died, kept=kept) == [Settled.DONE] * 2
     memory = {"ended=a": f"dead {NOW} 1250 t"}
     assert await everything(redis) == together(
-        NEIGHBOURS, dead("a"), dead("b"), counted({"t:dead": 2}), memory
+        NEIGHBOURS, grouped("a"), grouped("b"), counted({"t:dead": 2}), memory
     )
     assert 50_000 < await redis.pttl("mx-rmq:{q}:ended=a") <= 60_000
 
@@ -160,7 +161,7 @@ async def test_a_wish_that_makes_no_sense_is_refused_before_anything_is_written(
     store: Store, redis: Redis, wish: str
 ) -> None:
     before = await seed(redis, NEIGHBOURS, leased("a"), leased("b"))
-    args = [PREFIX, "t", "", "a", "1@5", "", "why", "", "b", "1@5", "", "why", wish, ""]
+    args = [PREFIX, "t", "", "a", "1@5", "", "why", "", "", "b", "1@5", "", "why", wish, "", ""]
     with pytest.raises(ResponseError, match="BADARGS no end can be remembered"):
         await call(redis, "move_to_dlq", keys_of("move_to_dlq", "t"), *args)
     assert await everything(redis) == before
@@ -177,7 +178,7 @@ async def test_a_thousand_in_one_call_pass(store: Store, redis: Redis) -> None:
     await seed(redis, *(leased(id_, before=1) for id_ in ids))
     reply = await store.move_to_dlq("t", [(delivery(id_), b"", b"why") for id_ in ids])
     assert reply == [Settled.DONE] * 1000
-    assert await everything(redis) == together(*(dead(id_) for id_ in ids), counted({"t:dead": 1000}))
+    assert await everything(redis) == together(*(grouped(id_) for id_ in ids), counted({"t:dead": 1000}))
 
 
 async def test_one_more_than_a_thousand_is_refused_whole(store: Store, redis: Redis) -> None:

@@ -12,6 +12,7 @@ from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import TOPIC, call, claim, count_of, delay, keys_of, lease, names, produce, spoil
+from tests.scripts.states import grouped
 from tests.words import PREFIX, new, out_of_memory, unchanged
 
 if TYPE_CHECKING:
@@ -208,8 +209,7 @@ async def test_a_taken_id_does_not_keep_out_the_others(store: Store, redis: Redi
         "orders:wake": ["1"],
         "delay_tasks": {"m1": clock.ms + 5000, "m2": clock.ms + 5000},
         "delay_wake": ["1"],
-        "dlq": {"dead": settled},
-        "dlq_payload": {"dead": "body of dead", "dead:queue": "orders", "dead:error": "why"},
+        **grouped("dead", TOPIC, died=settled),
         "done": {"done": settled + 60_000},
     }
     assert (await count_of(redis))["produced"] == 5

@@ -12,6 +12,7 @@ from mx_rmq.storage.contract import Cancelled, NewMessage, Settled
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import TOPIC, call, claim, count_of, delay, keys_of, lease, names, produce, spoil
+from tests.scripts.states import grouped
 from tests.words import PREFIX, new, out_of_memory, unchanged
 
 if TYPE_CHECKING:
@@ -167,8 +168,7 @@ async def test_a_taken_id_does_not_keep_out_the_others(store: Store, redis: Redi
         "all_expire_monitor": dict.fromkeys(ids, inf),
         "orders:pending": ids,
         "orders:wake": ["1"],
-        "dlq": {"dead": remembered},
-        "dlq_payload": {"dead": "body of dead", "dead:queue": "orders", "dead:error": "why"},
+        **grouped("dead", TOPIC, died=remembered),
         "done": {"done": remembered + 60_000},
     }
     assert (await count_of(redis))["produced"] == 6

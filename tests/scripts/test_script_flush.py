@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
-from mx_rmq.storage.contract import NewMessage, Replay, Suspect
+from mx_rmq.storage.contract import NewMessage, Replay, Restore, Suspect
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
 from tests.scripts.states import everything
@@ -87,6 +87,9 @@ async def live(store: Store) -> list[object]:
     note(await store.produce("t", [NewMessage("e", b"e")]))
     note(await store.move_to_dlq("t", [(each, b"", b"") for each in await claim()]))
     note(await store.trim_dead(max_count=0))
+    note(await store.restore([Restore("r", "t", 5.0, b"body", b"why")]))
+    note(await store.read_dead([b"r"]))
+    note(await store.delete_dead(["r"]))
     note(await store.cancel(["later", "e"]))
     note(await store.produce("t", [NewMessage(id_, b"") for id_ in ("f", "g", "h", "i")]))
     note(await store.cancel(["f", "i"]))
@@ -95,6 +98,7 @@ async def live(store: Store) -> list[object]:
     note(await store.examine([Suspect("nobody")], mend=True))
     note(await store.register_worker("w", b"facts", silence=60.0))
     note(await store.register_worker("w", b"", silence=60.0))
+    note(await store.watch(b"all", lasts=0.0))
     await store.wake("t")
     await claim()
     note(await store.promote())

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 WRONG = "something else wrote here"
 
-BOOKKEEPING = {"topics", "counters", "wake", "delay_wake", "fence"}
+BOOKKEEPING = {"topics", "counters", "wake", "delay_wake", "fence", "dlq_groups"}
 """What no message needs to move on; a fence that cannot be read begins anew with the clock."""
 
-READ_ONLY = {"get_next_delay_task", "count_topics"}
+READ_ONLY = {"get_next_delay_task", "count_topics", "read_dlq"}
 
 LISTS = ("pending:high", "pending", "pending:low")
 

@@ -32,7 +32,7 @@ from mx_rmq.errors import ConfigError, InvalidName, MxRmqError
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 LABEL = re.compile(r"[A-Za-z0-9_.:@/#+-]{1,128}\Z")
 """Written out again on purpose: what may be a name is a promise, not a detail."""
-ENDINGS = (":queue", ":keep", ":error")
+ENDINGS = (":queue", ":keep", ":error", ":group")
 
 patient = settings(deadline=None)
 any_text = st.text(st.characters(exclude_categories=()))
@@ -71,7 +71,8 @@ def test_topics_and_ids_may_have_more_signs(label: str) -> None:
 @patient
 @given(bad_labels)
 def test_other_topics_and_ids_are_refused(label: str) -> None:
-    rule = r"1 to 128 letters, digits and _ \. - : @ / # \+ only, not ending in :queue, :keep or :error, got "
+    rule = r"1 to 128 letters, digits and _ \. - : @ / # \+ only, "
+    rule += "not ending in :queue, :keep, :error or :group, got "
     with pytest.raises(InvalidName, match="a topic must be " + rule):
         check_topic(label)
     with pytest.raises(InvalidName, match="a message id must be " + rule):

@@ -163,6 +163,7 @@ WRONG: dict[str, list[Any]] = {
     "dlq_max_age": [0, -1, "7d", math.inf],
     "dlq_max_count": [-1, 1.5, "10"],
     "server_check": ["", "yes", None, True, ["warn"]],
+    "history": ["", 1, None, "off"],
     "lifespan": ["", 5, asyncio.sleep],
 }
 
@@ -592,6 +593,16 @@ async def _(bench: Bench) -> None:
     """The servers of the tests keep nothing on disk."""
     with pytest.raises(UnsafeServer, match="appendonly is off"):
         await bench.queue(server_check="refuse").open()
+
+
+@proves("history")
+async def _(bench: Bench) -> None:
+    """Also for what is produced without an event loop."""
+    for history in (False, True):
+        async with bench.queue(history=history) as queue:
+            await queue.produce("t", 1)
+            await asyncio.to_thread(queue.sync.produce, "t", 1)
+            assert (await queue.history("t")).total.produced == (2 if history else 0)
 
 
 @proves("lifespan")

@@ -46,6 +46,7 @@ def test_every_field_of_a_message_comes_back() -> None:
         ttl=1.5,
         dedup_for=60.0,
         remember_for=30.0,
+        delay=2.5,
         attempts=2,
         crashes=1,
         unbegun=2,

@@ -187,3 +187,81 @@ async def test_produce_middleware_is_around_every_produce(make_queue: MakeQueue)
     assert headers == [{"own": "x", "trace": "abc"}] + [{"trace": "abc"}] * 3
     assert log[:4] == ["outer", "t one", "outer", "t two"]
     assert log[-1] == "t refuse"
+
+
+class Switched:
+    """A layer around handlers, or around produce, that can be turned off."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.calls: list[Any] = []
+
+    def is_on(self) -> bool:
+        return self.on
+
+    async def __call__(self, call_next: Any, *arguments: Any) -> Any:
+        self.calls.append(arguments[0])
+        return await call_next(*arguments)
+
+
+async def test_a_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisMessageQueue) -> None:
+    layer, always = Switched(), Switched()
+    always.on = True
+    mq.middleware(layer)
+    mq.middleware(always)
+    done: list[int] = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        done.append(payload)
+
+    await mq.start()
+    await mq.produce("t", 1)
+    await eventually(lambda: done == [1])
+    assert (layer.calls, always.calls) == ([], [1])
+    layer.on = True
+
+    async def called() -> bool:
+        await mq.produce("t", 2)
+        return bool(layer.calls)
+
+    await eventually(called, within=5)
+
+
+async def test_a_produce_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisMessageQueue) -> None:
+    layer = Switched()
+    mq.produce_middleware(layer)
+
+    async def produce() -> None:
+        await mq.produce("one", 1)
+        await mq.produce_many("many", [1, 2])
+        await asyncio.to_thread(mq.sync.produce, "sync", 1)
+
+    assert not mq.has_produce_middleware
+    await produce()
+    assert layer.calls == []
+    layer.on = True
+    assert mq.has_produce_middleware
+    await produce()
+    assert layer.calls == ["one", "many", "many", "sync"]
+
+
+async def test_a_produce_many_stays_whole_only_if_every_layer_takes_it_whole(mq: RedisMessageQueue) -> None:
+    class Whole(Switched):
+        async def many(self, call_next: Any, topic: str, payloads: Any, options: Any) -> Any:
+            self.calls.append([*payloads])
+            return await call_next(topic, [payload * 10 for payload in payloads], options)
+
+    outer, inner, single = Whole(), Whole(), Switched()
+    outer.on = inner.on = True
+    for layer in (outer, inner, single):
+        mq.produce_middleware(layer)
+    assert len(await mq.produce_many("t", [1, 2])) == 2
+    assert len(await asyncio.to_thread(mq.sync.produce_many, "t", [3])) == 1
+    assert outer.calls == [[1, 2], [3]]
+    assert inner.calls == [[10, 20], [30]]
+    single.on = True
+    await mq.produce_many("t", [4, 5])
+    assert single.calls == ["t", "t"]
+    stored = [facts.message for facts in (await mq.list("t")).messages]
+    assert [bytes(message.payload) for message in stored if message] == [b"100", b"200", b"300", b"4", b"5"]

@@ -33,6 +33,7 @@ _COMMANDS: Final = {
         "stats": ("stats:stats", "What was produced, completed, retried and dead, by topic."),
         "check": ("check:check", "Is all well? For Kubernetes, cron and Nagios."),
         "doctor": ("doctor:doctor", "What is wrong with server, rights, topics and workers."),
+        "top": ("top:show_top", "A live view, full screen."),
         "tail": ("tail:show_tail", "What happens in all workers, live."),
     },
     "Mend": {

@@ -43,7 +43,9 @@ async def show_tail(
     async with opened(common) as queue:
         events = queue.tail(topic, events=[name for some in event or () for name in some.split(",") if name])
         workers = len(await queue.workers())
-        out.remark(f"{workers} live workers of {place_of(queue)}; Ctrl-C ends this")
+        out.remark(
+            f"{workers} live worker{'' if workers == 1 else 's'} of {place_of(queue)}; Ctrl-C ends this"
+        )
         async with aclosing(events):
             async for each in events:
                 _show(out, each)

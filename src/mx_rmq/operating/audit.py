@@ -21,10 +21,12 @@ from mx_rmq.checks import check_topic, is_label
 from mx_rmq.errors import InvalidName, UnreadableMessage
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import decode_message
+from mx_rmq.operating.group_audit import check_groups, with_groups
 from mx_rmq.storage.contract import Examined, Suspect
 from mx_rmq.storage.counters import EVENTS, STALE, in_dlq, live
 from mx_rmq.storage.keys import (
     ERROR_FIELD,
+    GROUP_FIELD,
     KEPT_FIELD,
     PENDING,
     QUEUE_PARTS,
@@ -41,11 +43,14 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 500
 
-FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD))
+FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD, GROUP_FIELD))
 """The endings of the fields that a message has beside its body."""
 
 PLACES: Final = ("pending", "processing", "delayed", "dead")
 """Where a message can be."""
+
+_UNGROUPED: Final = "ungrouped"
+"""What the server says of a dead message that no group counts."""
 
 _STALE: Final = f":{STALE}"
 """The ending of the counter of a topic's stale entries."""
@@ -75,6 +80,8 @@ class AuditReport:
     """How many messages are pending, processing, delayed and dead."""
     stale_hints: int = 0
     """Entries of pending lists that no claim would deliver. They are harmless: a claim drops them."""
+    ungrouped: int = 0
+    """Dead messages that no group counts: they died before groups were counted. A repair counts them."""
     findings: list[Finding] = field(default_factory=list)
     counters_checked: bool = True
     """False if traffic during the audit made it meaningless to compare the counters."""
@@ -100,6 +107,7 @@ class AuditReport:
         """How it went, in one line."""
         places = ", ".join(f"{self.places[place]} {place}" for place in PLACES)
         hints = f", {self.stale_hints} stale entries" if self.stale_hints else ""
+        hints += f", {self.ungrouped} in no group" if self.ungrouped else ""
         checked = (
             "" if self.counters_checked else "; the counters changed during the audit and were not checked"
         )
@@ -191,6 +199,7 @@ class _Audit:
         await self._check_unseen(unseen, topics)
         await self._check_places(topics, usable)
         await self._check_dead()
+        await self._check_groups()
         await self._check_counters(before)
         await self._check_hints(before, listed, usable)
 
@@ -299,20 +308,31 @@ class _Audit:
 
     async def _check_dead(self) -> None:
         async for chunk in self._chunks(self._stored("dlq_payload")):
-            for _, verdict in await self._judge(await self._with_topics("dlq_payload", chunk)):
+            suspects = await with_groups(self._store, await self._with_topics("dlq_payload", chunk))
+            for _, verdict in await self._judge(suspects):
                 if verdict.place == "dead":
                     self.report.places["dead"] += 1
                     self._dead[verdict.topic] += 1
+                    self.report.ungrouped += _UNGROUPED in verdict.findings
             self._tell()
         async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue("dlq"))):
             await self._judge(chunk)
+
+    async def _check_groups(self) -> None:
+        """Check how many dead messages each group counts, unless that changed during the count."""
+        wrong = await check_groups(self._store, repair=self._repair)
+        if wrong is None:
+            self.report.counters_checked = False
+        for group in wrong or ():
+            self._add("groups-disagree", group.id, topic=group.topic, detail=group.detail)
 
     async def _judge(self, suspects: list[Suspect]) -> list[tuple[Suspect, Examined]]:
         """Examine each suspect atomically, report each problem once, and mend it if repairing."""
         verdicts = await self._store.examine(suspects, mend=self._repair, lease=self._lease)
         for suspect, verdict in zip(suspects, verdicts, strict=True):
             for kind in verdict.findings:
-                self._add(kind, _shown(suspect.id), topic=verdict.topic)
+                if kind != _UNGROUPED:
+                    self._add(kind, _shown(suspect.id), topic=verdict.topic)
             self._strays[verdict.topic] += "body-in-no-place" in verdict.findings
         return list(zip(suspects, verdicts, strict=True))
 

@@ -167,7 +167,7 @@ async def history(
     if topic is not None:
         topic = check_topic(topic)
     check_whole("minutes", minutes, 1, KEPT)
-    check_whole("step", step, 1, KEPT, none="1, or 20 for more than two hours")
+    check_whole("step", step, 1, _HOUR, none="1, or 20 for more than two hours")
     step = step or (1 if minutes <= KEPT_FINE else SHEET)
     recorded, partial = Recorded(), False
     now, read_at = await Sheets(shards[0].operating).minute()
@@ -248,7 +248,7 @@ def _rates(recorded: Recorded, now: int, read_at: float) -> TopicRates:
     )
 
 
-def _percentiles(spread: Spread) -> dict[str, float | None]:
+def _percentiles(spread: Spread) -> dict[str, Any]:
     return {
         "run_p50": percentile(spread.runs, 0.5),
         "run_p95": percentile(spread.runs, 0.95),

@@ -7,7 +7,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id
-from mx_rmq.operating.dead_letters import DeadLetters, NotDead
+from mx_rmq.operating.letters import letter_of
 from mx_rmq.operating.messages import MessageFacts, ended_facts, live_facts
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
@@ -40,12 +40,11 @@ class Inspector:
             lease = Lease.parse(live.lease or "")
             held = lease is not None and await queries.is_held(id_, live.topic, lease)
             return live_facts(id_, live, held=held)
-        try:
-            letter = await DeadLetters(self._shards).get(id_)
-        except NotDead:
-            ended = await queries.ended(id_)
-            return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
-        return letter.facts
+        _, dead = await shard.operating.read_dead([id_.encode()])
+        if dead:
+            return letter_of(dead[0]).facts
+        ended = await queries.ended(id_)
+        return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
 
     async def counts(self) -> Counts:
         """The queue's counts, by topic."""

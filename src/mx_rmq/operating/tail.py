@@ -18,7 +18,7 @@ from mx_rmq.storage.tails import LASTS, Tails, Want, channel_of, decode_batch
 from mx_rmq.tables import iso, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 
     from mx_rmq.events import Event
     from mx_rmq.storage.shard import Shard
@@ -44,7 +44,7 @@ class TailEvent:
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; the instant as ISO text in UTC."""
         own = {"at": iso(self.at), "event": self.event.name, "worker": self.worker}
-        return own | plain(self.event.fields) | {"text": self.event.text}
+        return {**own, **plain(self.event.fields), "text": self.event.text}
 
     def __str__(self) -> str:
         return f"{self.event.name}: {self.event.text}"
@@ -64,7 +64,7 @@ def kinds_of(wanted: Iterable[str | type[Event]]) -> list[type[Event]]:
     found: list[type[Event]] = []
     for each in wanted:
         if each in events.KINDS:
-            found.append(each)  # type: ignore[arg-type]
+            found.append(each)
             continue
         if not isinstance(each, str):
             raise refusal("an event", "a name such as 'dead', or a class of mx_rmq.events", each)
@@ -86,6 +86,7 @@ async def tail(
     topic: str | None,
     kinds: Sequence[type[Event]],
     *,
+    queue: str,
     server: str,
     handled: Collection[str] = (),
 ) -> AsyncGenerator[TailEvent, None]:
@@ -93,17 +94,17 @@ async def tail(
     if topic is not None:
         await refuse_unknown_topic(shards, topic, handled)
     names = tuple(sorted(str(kind.__struct_config__.tag) for kind in kinds))
-    heard = _Ear(topic, frozenset(names))
+    heard = _Ear(queue, topic, frozenset(names))
     hearing = _Hearing(shards[0], Want(names, topic), heard)
     waits, away_since = GrowingWait(), None
-    await hearing.begin()
     try:
+        await hearing.begin()
         while True:
             try:
                 if away_since is not None:
                     await hearing.begin()
-                    back = events.ServerBack(server=server, seconds=time.monotonic() - away_since)
-                    away_since = None
+                    seconds, away_since = time.monotonic() - away_since, None
+                    back = events.ServerBack(queue=queue, server=server, seconds=seconds)
                     waits.reset()
                     yield TailEvent(time.time(), "", back)
                 await hearing.some()
@@ -113,7 +114,7 @@ async def tail(
                 if away_since is None:
                     away_since = time.monotonic()
                     said = f"{error}; trying until it answers"
-                    lost = events.ServerUnavailable(server=server, error=said)
+                    lost = events.ServerUnavailable(queue=queue, server=server, error=said)
                     yield TailEvent(time.time(), "", lost)
                 await asyncio.sleep(waits.next())
             for each in heard.take():
@@ -125,7 +126,8 @@ async def tail(
 class _Ear:
     """What was heard and not yet taken."""
 
-    def __init__(self, topic: str | None, names: frozenset[str]) -> None:
+    def __init__(self, queue: str, topic: str | None, names: frozenset[str]) -> None:
+        self._queue = queue
         self._topic = topic
         self._names = names
         self._events: deque[TailEvent] = deque()
@@ -143,7 +145,7 @@ class _Ear:
                 self._put(TailEvent(at, worker, event))
         more = {name: n for name, n in batch.left_out.items() if name in self._names or name not in _KINDS}
         if more:
-            self._put(TailEvent(time.time(), worker, events.EventsLeftOut(counts=more)))
+            self._put(TailEvent(time.time(), worker, self._more(more)))
         self.news.set()
 
     def _wants(self, event: Event) -> bool:
@@ -163,8 +165,11 @@ class _Ear:
         while self._events:
             yield self._events.popleft()
         if self._left_out:
-            left_out, self._left_out = dict(self._left_out), Counter()
-            yield TailEvent(time.time(), "", events.EventsLeftOut(counts=left_out))
+            left_out, self._left_out = self._left_out, Counter()
+            yield TailEvent(time.time(), "", self._more(left_out))
+
+    def _more(self, counts: Mapping[str, int]) -> Event:
+        return events.EventsLeftOut(queue=self._queue, counts=dict(counts))
 
 
 class _Hearing:
@@ -181,9 +186,9 @@ class _Hearing:
     async def begin(self) -> None:
         """Open the channel, again after a loss."""
         self.end()
-        await self._note()
         channel = channel_of(self._shard.keys)
         self._subscription = await self._shard.subscribe(channel, self._ear.hear, self._ear.news.set)
+        await self._note()
         self._due = time.monotonic() + _RENEW
 
     async def some(self) -> None:

@@ -138,13 +138,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         if (wait := self._not_before - loop.time()) > 0:  # it may still be a replica: avoid a hot loop
             await asyncio.sleep(min(wait, self._connect_timeout / 2))
-        try:
-            writer = await self._open()
-        except ServerUnavailable:
-            if self._revive is None:
-                raise
-            await self._bring_back(self._revive)
-            writer = await self._open()
+        writer = await self._open_or_revive()
         wire = Wire(writer, self._timeout, self._leave)
         if self._connecting is not asyncio.current_task():  # a cancelled connect may still return
             wire.lose("closed")
@@ -158,7 +152,22 @@ class Connection:
 
     async def new_stream(self) -> asyncio.StreamWriter:
         """Open a further connection to the same server, for what is not a command and its reply."""
-        return await self._open()
+        opening = asyncio.create_task(self._open_or_revive())
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.cancel()
+            opening.add_done_callback(_abandon)  # a cancelled connect may still return
+            raise
+
+    async def _open_or_revive(self) -> asyncio.StreamWriter:
+        try:
+            return await self._open()
+        except ServerUnavailable:
+            if self._revive is None:
+                raise
+            await self._bring_back(self._revive)
+            return await self._open()
 
     async def _open(self) -> asyncio.StreamWriter:
         """Connect once."""
@@ -211,6 +220,11 @@ class Connection:
             self._connecting = None
             attempt.cancel()
             await asyncio.wait([attempt])
+
+
+def _abandon(opening: asyncio.Task[asyncio.StreamWriter]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().transport.abort()
 
 
 class ConnectionPerCall:

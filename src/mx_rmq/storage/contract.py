@@ -35,6 +35,14 @@ class Replayed(IntEnum):
     POISONED = -3
 
 
+class Restored(IntEnum):
+    """The result of putting a dead message back into the DLQ."""
+
+    RESTORED = 1
+    LIVE = 0
+    DEAD = -1
+
+
 class Cancelled(IntEnum):
     """The result of cancelling a message."""
 
@@ -195,6 +203,34 @@ class Replay(NamedTuple):
     """The time of death that the caller read; if the message died again since, nothing happens."""
 
 
+class DeadRow(NamedTuple):
+    """A dead message as it is stored; empty for what there is not, or was not asked for."""
+
+    id: bytes
+    died_ms: bytes
+    topic: bytes
+    error: bytes
+    group: bytes
+    """The id of its group."""
+    body: bytes
+
+    @property
+    def died_at(self) -> float:
+        """When it died, in seconds since 1970."""
+        return float(self.died_ms) / 1000
+
+
+class Restore(NamedTuple):
+    """A dead message to put back into the DLQ."""
+
+    id: str
+    topic: str
+    died_at: float
+    body: bytes
+    error: bytes
+    """Why it died, as it is stored."""
+
+
 class TopicRow(NamedTuple):
     """How a topic stands, all of one instant."""
 
@@ -213,6 +249,8 @@ class Suspect(NamedTuple):
     found_in: str = ""
     listed: bool = True
     fallback: str = "unknown"
+    group: bytes = b""
+    """The group of a dead message that has none yet."""
 
 
 class Examined(NamedTuple):

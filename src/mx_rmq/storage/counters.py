@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HAPPENINGS: Final = (
-    *("produced", "replayed", "completed", "dead", "cancelled", "deleted"),
+    *("produced", "replayed", "completed", "dead", "cancelled", "deleted", "restored"),
     *("retried", "put_off", "released", "promoted", "lapsed", "expired"),
 )
 """The counters that only grow: every event of a topic is in one of them."""
@@ -18,7 +18,7 @@ STALE: Final = "stale"
 
 EVENTS: Final = (
     *("produced", "replayed", "adjusted", "completed", "dead", "cancelled"),
-    *("adjusted_dead", "deleted", "retried", "put_off", "lapsed"),
+    *("restored", "adjusted_dead", "deleted", "retried", "put_off", "lapsed"),
     STALE,  # the last one, as the script count_topics wants it
 )
 """The counters that say how a topic stands; a field is named ``<topic>:<event>``."""
@@ -37,4 +37,4 @@ def live(of: Mapping[str, int]) -> int:
 
 def in_dlq(of: Mapping[str, int]) -> int:
     """How many messages of a topic are dead, by its counters."""
-    return of["dead"] + of["adjusted_dead"] - of["replayed"] - of["deleted"]
+    return of["dead"] + of["restored"] + of["adjusted_dead"] - of["replayed"] - of["deleted"]

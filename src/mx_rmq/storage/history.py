@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.message import Reason
     from mx_rmq.storage.store import Store
 
+    Numbers = Sequence[int]
+
 SHEET: Final = 20
 """Minutes of a sheet."""
 EVENTS: Final = ("produced", "delivered", "completed", "retried", "put_off", "recovered")
@@ -43,26 +45,24 @@ KEPT: Final = 72 * 60
 KEPT_FINE: Final = 2 * 60
 """Minutes for which times are kept by the minute; after that they are known for whole sheets."""
 
-_EDGES: Final = tuple(2**n / 8000 for n in range(BUCKETS - 1))
+_EDGES: Final[tuple[float, ...]] = tuple(2**n / 8000 for n in range(BUCKETS - 1))
 """Seconds at which a bucket ends and the next begins: from 1/8 ms to 2.3 hours."""
-_EVENTS_END: Final = SHEET * len(LETTERS)
-_FINE: Final = 2 * BUCKETS
-
-Numbers = Sequence[int] if TYPE_CHECKING else object
+_SPREAD: Final = 2 * BUCKETS
+"""Numbers of a spread: run times, then waiting times."""
 
 
 def times_text(runs: list[float], waits: list[float]) -> str:
-    """Times in seconds, as ``complete_message`` takes them; the lists are sorted."""
-    return " ".join((*_words("r", runs), *_words("w", waits)))
+    """Times in seconds, as ``complete_message`` takes them: buckets and how many; the lists are sorted."""
+    return " ".join((*_words(0, runs), *_words(BUCKETS, waits)))
 
 
-def _words(kind: str, times: list[float]) -> Iterator[str]:
+def _words(first: int, times: list[float]) -> Iterator[str]:
     times.sort()
     start, end = 0, len(times)
     while start < end:
         bucket = bisect_right(_EDGES, times[start])
         stop = end if bucket == len(_EDGES) else bisect_left(times, _EDGES[bucket], start)
-        yield f"{kind}{bucket}:{stop - start}"
+        yield f"{first + bucket}:{stop - start}"
         start = stop
 
 
@@ -117,18 +117,19 @@ class Recorded:
         """Add the counts of a sheet."""
         numbers = _numbers(sheet)
         for n in range(SHEET):
-            counts = numbers[n * len(LETTERS) : (n + 1) * len(LETTERS)]
+            start = _SPREAD + n * len(LETTERS)
+            counts = numbers[start : start + len(LETTERS)]
             if any(counts):
                 minute = number * SHEET + n
                 known = self.counts.get(minute)
                 self.counts[minute] = counts if known is None else list(map(add, known, counts))
-        _put(self.spreads, number, numbers[_EVENTS_END:])
+        _put(self.spreads, number, numbers[:_SPREAD])
 
     def take_recent(self, number: int, recent: bytes) -> None:
         """Add the times of a sheet, minute by minute."""
         numbers = _numbers(recent)
         for n in range(SHEET):
-            _put(self.fine, number * SHEET + n, numbers[n * _FINE : (n + 1) * _FINE])
+            _put(self.fine, number * SHEET + n, numbers[n * _SPREAD : (n + 1) * _SPREAD])
 
     def take_minute(self, minute: int, times: bytes) -> None:
         """Add the times of one minute."""
@@ -184,7 +185,7 @@ class Sheets:
         for (number, name), sheet in await self._read("history", names):
             into[name].take_sheet(number, sheet)
         timed = [(at, name) for at in (minute - 1, minute) for number, name in names if number == at // SHEET]
-        size = 3 * _FINE
+        size = 3 * _SPREAD
         asked = []
         for at, name in timed:
             start = at % SHEET * size
@@ -229,7 +230,7 @@ class Sheets:
         return f"{self._prefix}{kind}={number}={name}"
 
 
-SHEETS: Final = {"history": 3 * (_EVENTS_END + 2 * BUCKETS), "recent": 3 * SHEET * _FINE}
+SHEETS: Final = {"history": 3 * (_SPREAD + SHEET * len(LETTERS)), "recent": 3 * SHEET * _SPREAD}
 """Bytes of each kind of sheet."""
 
 

@@ -29,6 +29,7 @@ QUEUE_PARTS: Final = {
     "delay_tasks": "zset",
     "dlq": "zset",
     "dlq_payload": "hash",
+    "dlq_groups": "hash",
     "done": "zset",
     "delay_wake": "list",
     "topics": "set",
@@ -45,6 +46,7 @@ QUEUE_PARTS: Final = {
 TOPIC_FIELD: Final = ":queue"
 KEPT_FIELD: Final = ":keep"
 ERROR_FIELD: Final = ":error"
+GROUP_FIELD: Final = ":group"
 
 
 QUEUES: Final = "mx-rmq:{*}:[tw]o[pr][ik]*"

@@ -13,7 +13,7 @@ from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
 from mx_rmq.storage.counters import STALE, in_dlq, live
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
-from mx_rmq.storage.keys import ERROR_FIELD, KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
+from mx_rmq.storage.keys import KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
@@ -267,27 +267,6 @@ class Queries:
             leases |= {_text(id_): lease for id_, text in _rows(rows) if (lease := Lease.parse(_text(text)))}
             if int(cursor) == 0:
                 return leases
-
-    async def dead_ids(self, start: int, count: int) -> list[tuple[str, float]]:
-        """Ids and times of death, latest first, from rank *start*."""
-        rows = await self._read("ZRANGE", "dlq", start, start + count - 1, "REV", "WITHSCORES")
-        return [(_text(id_), float(score) / 1000) for id_, score in _rows(rows)]
-
-    async def died_at(self, ids: Sequence[str]) -> list[float | None]:
-        """When messages died, None for one that is not dead."""
-        return [_seconds(score) for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
-
-    async def dead_labels(self, ids: Sequence[str]) -> list[tuple[bytes | None, bytes | None]]:
-        """The topic of each dead message and why it died; both None if nothing is left of it."""
-        names = [id_ + part for part in (TOPIC_FIELD, ERROR_FIELD) for id_ in ids]
-        values = [value async for some in self.values("dlq_payload", names) for value in some]
-        labels = list(zip(values[: len(ids)], values[len(ids) :], strict=True))
-        bare = [n for n, label in enumerate(labels) if label == (None, None)]
-        bodies = await self._lengths("dlq_payload", [ids[n] for n in bare])
-        for n, length in zip(bare, bodies, strict=True):
-            if length:
-                labels[n] = b"", None
-        return labels
 
     async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
         """The values of a hash's fields in the given order, as many at a time as fit into a reply."""

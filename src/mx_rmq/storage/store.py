@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.checks import are_labels, check_id, check_name, check_topic
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import BATCH, MAX_BYTES
+from mx_rmq.message import decode_death
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import (
     Cancelled,
     Claim,
+    DeadRow,
     Delivery,
     Examined,
     Kept,
@@ -23,6 +26,8 @@ from mx_rmq.storage.contract import (
     Promotion,
     Replay,
     Replayed,
+    Restore,
+    Restored,
     Settled,
     Suspect,
     Takeover,
@@ -225,7 +230,7 @@ class Store:
         """Move messages to the DLQ, with their final bodies (empty: as stored) and the reason."""
         args: list[Any] = [self.keys.prefix, topic, self._counted]
         for (delivery, body, error), wish in zip(dead, kept or [_NOTHING] * len(dead), strict=True):
-            args += (delivery.id, delivery.token, body, error, _wish(wish))
+            args += (delivery.id, delivery.token, body, error, _wish(wish), _group(topic, error))
         return _statuses(Settled, await self._run("move_to_dlq", args, topic))
 
     async def take_over(
@@ -289,6 +294,38 @@ class Store:
         args = (_lifetime(max_age), "inf" if max_count is None else max_count, limit)
         return int(await self._run("trim_dlq", args))
 
+    async def restore(self, dead: Sequence[Restore]) -> list[Restored]:
+        """Put dead messages back into the DLQ, those whose id is neither live nor dead."""
+        args: list[Any] = []
+        for row in dead:
+            group = _group(row.topic, row.error)
+            args += (row.id, row.topic, _ms(row.died_at), row.body, row.error, group)
+        return _statuses(Restored, await self._run("restore_dlq", args))
+
+    async def read_dead(
+        self,
+        ids: Sequence[bytes],
+        what: Literal["ids", "errors", "bodies"] = "bodies",
+        *,
+        topic: str = "",
+        group: str = "",
+        word: str = "",
+    ) -> tuple[int, list[DeadRow]]:
+        """Read dead messages that match; returns how many ids were looked at, and the matches.
+
+        A full reply ends the look: ask again with the rest of the ids.
+
+        Args:
+            ids: the messages.
+            what: only the ids, times of death and groups; or the errors too; or the bodies too.
+            topic: only messages of this topic; empty for any.
+            group: only messages of the group with this id; empty for any.
+            word: only messages whose stored error has this text.
+        """
+        args = (topic, group, word, what, *ids)
+        looked, *cells = await self._run("read_dlq", args)
+        return looked, [DeadRow(*row) for row in zip(*[iter(cells)] * 6, strict=True)]
+
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Withdraw messages that are pending or delayed."""
         return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
@@ -342,7 +379,7 @@ class Store:
         """Return where messages are and what is wrong with them; with *mend*, mend that."""
         args: list[Any] = [self.keys.prefix, "mend" if mend else "look", _ms(lease)]
         for suspect in suspects:
-            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback)
+            args += (suspect.id, suspect.found_in, int(suspect.listed), suspect.fallback, suspect.group)
         cells = _texts(await self._run("mend_message", args))
         return [
             Examined(place, topic, deadline, tuple(findings.split()))
@@ -418,6 +455,11 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
 
 
 _NOTHING: Final = Kept()
+
+
+def _group(topic: str, error: bytes) -> bytes:
+    """The group of a message by why it died, as that is stored: the audit finds the same one."""
+    return bytes(group_of(topic, decode_death(error)))
 
 
 def _wish(kept: Kept) -> str:

@@ -63,7 +63,8 @@ class Subscription(asyncio.Protocol):
             raise ServerUnavailable(f"the connection was lost: {self._why}")
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._transport.write(hiredis.pack_command(("SUBSCRIBE", self._channel)))
+        command: tuple[Any, ...] = ("SUBSCRIBE", self._channel)
+        self._transport.write(hiredis.pack_command(command))
         await asyncio.wait([answer], timeout=self._timeout)
         if not answer.done():
             self.close(silence(self._timeout))

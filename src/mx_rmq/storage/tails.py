@@ -124,13 +124,13 @@ def decode_batch(data: bytes) -> Shared | None:
         batch = _batches.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    events, left_out = [], dict(batch.left_out)
+    known, left_out = [], dict(batch.left_out)
     for heard in batch.events:
         try:
-            events.append((heard.at, _events.decode(heard.event)))
+            known.append((heard.at, _events.decode(heard.event)))
         except (msgspec.MsgspecError, UnicodeDecodeError):  # of a later version
             left_out[_UNKNOWN] = left_out.get(_UNKNOWN, 0) + 1
-    return Shared(batch.worker, events, left_out)
+    return Shared(batch.worker, known, left_out)
 
 
 def _encoded(event: Event) -> bytes:

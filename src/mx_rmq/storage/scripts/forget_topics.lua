@@ -37,7 +37,7 @@ for _, topic in ipairs(batch(4, 1)) do
   end
   if known and not is_paused and total < math.huge and is_empty(topic) then
     local live = of.produced + of.replayed + of.adjusted - of.completed - of.dead - of.cancelled
-    local dead = of.dead + of.adjusted_dead - of.replayed - of.deleted
+    local dead = of.dead + of.restored + of.adjusted_dead - of.replayed - of.deleted
     if not counted[grow + 4] or of.idle_total ~= total or of.idle_since > now_ms then
       noted[#noted + 1] = fields[grow + 4]
       noted[#noted + 1] = digits(total)

@@ -1,16 +1,19 @@
 -- mend_message: examines messages for the audit. Reports what is wrong with each, judged by everything
 -- the queue holds of it at this instant, and, if asked to, puts the message back where it is not lost.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 delay_tasks zset   4 dlq zset
---          5 dlq_payload hash
--- ARGV     prefix, mode, lease_ms; per suspect: id, found_in, listed, fallback; now_us
+--          5 dlq_payload hash   6 dlq_groups hash
+-- ARGV     prefix, mode, lease_ms; per suspect: id, found_in, listed, fallback, group; now_us
 --          (mode: 'look' | 'mend'; found_in: '' or the topic in whose processing hash it was seen;
---          listed: 1 unless it is known to be in no pending list; fallback: topic if it has none)
+--          listed: 1 unless it is known to be in no pending list; fallback: topic if it has none;
+--          group: '' or 'id label' of a dead message that may have no group)
 -- Returns  per suspect: place, topic, deadline_ms, findings separated by spaces
---          (place: pending | processing | delayed | dead | none)
+--          (place: pending | processing | delayed | dead | none; the finding 'ungrouped' is no damage: the
+--          message died before there were groups)
 -- Keeps    I1 I2 I3 I6 I7 I8
--- Uses     limits lanes clock wake batch instant is_name leased relieve
+-- Uses     limits lanes clock wake batch instant is_name leased relieve join_groups
+--          leave_groups
 local payload, monitor, delay_tasks = KEYS[1], KEYS[2], KEYS[3]
-local dlq, dlq_payload = KEYS[4], KEYS[5]
+local dlq, dlq_payload, dlq_groups = KEYS[4], KEYS[5], KEYS[6]
 local prefix, mend, lease_ms = ARGV[1], ARGV[2] == 'mend', tonumber(ARGV[3])
 local now_ms = math.floor(clock() / 1000)
 
@@ -25,7 +28,7 @@ local function lease_in(topic, id)
   return type(lease) == 'string' and lease or nil
 end
 
-local function examine(id, found_in, listed, fallback)
+local function examine(id, found_in, listed, fallback, group)
   local findings = {}
   local function wrong(finding, ...)
     findings[#findings + 1] = finding
@@ -39,7 +42,7 @@ local function examine(id, found_in, listed, fallback)
   local deadline, due = redis.call('ZSCORE', monitor, id), redis.call('ZSCORE', delay_tasks, id)
   local died = redis.call('ZSCORE', dlq, id)
   local dead_body = redis.call('HEXISTS', dlq_payload, id) == 1
-  local remains = redis.call('HMGET', dlq_payload, id .. ':queue', id .. ':error')
+  local remains = redis.call('HMGET', dlq_payload, id .. ':queue', id .. ':error', id .. ':group')
   local place = 'none'
 
   if body and not (topic and is_name(topic)) then
@@ -91,30 +94,41 @@ local function examine(id, found_in, listed, fallback)
     end
   end
 
+  local own = { id, id .. ':queue', id .. ':error', id .. ':group' }
   if body and (died or dead_body) then
     local other, kept = id .. '.dead', mend and redis.call('HGET', dlq_payload, id)
-    wrong('live-and-dead', { 'ZREM', dlq, id },
-      { 'HDEL', dlq_payload, id, id .. ':queue', id .. ':error' })
+    wrong('live-and-dead', { 'ZREM', dlq, id }, { 'HDEL', dlq_payload, unpack(own) })
     if kept then
       redis.call('ZADD', dlq, died or now_ms, other)
       redis.call('HSET', dlq_payload, other, kept, other .. ':queue', remains[1] or fallback,
         other .. ':error', remains[2] or '')
+      if remains[3] then redis.call('HSET', dlq_payload, other .. ':group', remains[3]) end
+    elseif mend and remains[3] then
+      leave_groups(dlq_groups, { [remains[3]] = 1 })
     end
   elseif dead_body then
     place, topic = 'dead', remains[1] or fallback
     if not died then wrong('dead-but-unlisted', { 'ZADD', dlq, now_ms, id }) end
     if not remains[1] then wrong('dead-without-topic', { 'HSET', dlq_payload, id .. ':queue', topic }) end
-  elseif died or remains[1] or remains[2] then
-    wrong('dead-without-body', { 'ZREM', dlq, id }, { 'HDEL', dlq_payload, id .. ':queue', id .. ':error' })
+    local joined = {}
+    local joins = not remains[3] and tally_group(joined, group, tonumber(died or now_ms))
+    if joins then
+      wrong('ungrouped', { 'HSET', dlq_payload, id .. ':group', joins })
+      if mend then join_groups(dlq_groups, joined) end
+    end
+  elseif died or remains[1] or remains[2] or remains[3] then
+    wrong('dead-without-body', { 'ZREM', dlq, id }, { 'HDEL', dlq_payload, unpack(own) })
+    if mend and remains[3] then leave_groups(dlq_groups, { [remains[3]] = 1 }) end
   end
   return place, topic or '', deadline or '', table.concat(findings, ' ')
 end
 
 if mend then relieve(payload) end
 local answer = {}
-for n, id in ipairs(batch(4, 4)) do
-  local at = 4 + (n - 1) * 4
-  local place, topic, deadline, findings = examine(id, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+for n, id in ipairs(batch(4, 5)) do
+  local at = 4 + (n - 1) * 5
+  local place, topic, deadline, findings =
+    examine(id, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
   for _, cell in ipairs({ place, topic, deadline, findings }) do answer[#answer + 1] = cell end
 end
 return answer

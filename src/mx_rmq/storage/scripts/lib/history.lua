@@ -2,14 +2,14 @@
 -- stop a message, hence pcall.
 -- A sheet is a string of numbers of 24 bits, for one topic and sheet_minutes minutes. It has its full size from
 -- the start, so that it is known beforehand how much the history can take.
---   history=<number>=<topic>  for every minute a number per event, then the spread of the whole sheet
+--   history=<number>=<topic>  the spread of the whole sheet, then for every minute a number per event
 --   recent=<number>=<topic>   for every minute a spread; see lib/spread.lua
 --   history=<number>          set of the topics that have a sheet; further ones are counted together, as '*'
 local sheet_minutes = 20
 local history_events = 'pdcrolFCERUI?'
 local spread_buckets = 28  -- of run times, and as many of waiting times
 local history_topics = 200
-local history_seconds, recent_seconds = 262800, 9000
+local history_seconds, recent_seconds = 266400, 9000
 
 -- The name under which a topic is counted: its own, or '*'. Its sheet is made if need be. nil if another
 -- program has written there.
@@ -40,22 +40,17 @@ local function note(history, topic, now_us, event, amount, spread)
   local name = sheet_for(history, number, topic)
   if not name then return end
   local tail = number .. '=' .. name
-  local place = within * #history_events + string.find(history_events, event, 1, true) - 1
+  local place = 2 * spread_buckets + within * #history_events + string.find(history_events, event, 1, true) - 1
+  local sheet, into = history .. 'history=' .. tail, '#' .. place
   if not spread then
-    redis.pcall('BITFIELD', history .. 'history=' .. tail, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', '#' .. place, amount)
+    redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount)
     return
   end
-  local sums, fine = { 'OVERFLOW', 'SAT', 'INCRBY', 'u24', '#' .. place, amount }, { 'OVERFLOW', 'SAT' }
-  local first, first_fine = sheet_minutes * #history_events, within * 2 * spread_buckets
-  for n = 1, #spread, 2 do
-    local s, f, bucket, times = #sums, #fine, spread[n], spread[n + 1]
-    sums[s + 1], sums[s + 2], sums[s + 3], sums[s + 4] = 'INCRBY', 'u24', '#' .. first + bucket, times
-    fine[f + 1], fine[f + 2], fine[f + 3], fine[f + 4] = 'INCRBY', 'u24', '#' .. first_fine + bucket, times
-  end
-  redis.pcall('BITFIELD', history .. 'history=' .. tail, unpack(sums))
-  local key = history .. 'recent=' .. tail
+  redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount, unpack(spread))
+  local key, first = history .. 'recent=' .. tail, within * 2 * spread_buckets
   if redis.pcall('STRLEN', key) == 0 then
     redis.pcall('SET', key, string.rep('\0', sheet_minutes * 2 * spread_buckets * 3), 'EX', recent_seconds)
   end
-  redis.pcall('BITFIELD', key, unpack(fine))
+  for n = 3, #spread, 4 do spread[n] = '#' .. first + string.sub(spread[n], 2) end
+  redis.pcall('BITFIELD', key, 'OVERFLOW', 'SAT', unpack(spread))
 end

@@ -3,5 +3,5 @@
 local function is_name(text)
   local ending = string.match(text, ':%l+$')
   return #text <= 128 and string.find(text, '^[%w_.:@/#+-]+$') == 1
-    and ending ~= ':queue' and ending ~= ':keep' and ending ~= ':error'
+    and ending ~= ':queue' and ending ~= ':keep' and ending ~= ':error' and ending ~= ':group'
 end

@@ -1,16 +1,14 @@
--- The times that a worker measured: 'r3:5 w2:15' is 5 run times in bucket 3 and 15 waiting times in bucket 2.
--- Read before the first write (I6). Returns per word the number of the bucket and how many times, nil for none.
+-- The times that a worker measured: '3:5 30:15' is 5 times in bucket 3 and 15 in bucket 30. Run times have the
+-- first spread_buckets buckets, waiting times the others. Read before the first write (I6).
+-- Returns for each the words by which BITFIELD adds it to a spread; nil for no times.
 local function spread_of(text)
-  local spread
-  for word in string.gmatch(text, '%S+') do
-    local kind, bucket, times = string.match(word, '^([rw])(%d%d?):(%d%d?%d?%d?)$')
-    bucket, times = tonumber(bucket), tonumber(times)
-    spread = spread or {}
-    if not kind or bucket >= spread_buckets or times > most_messages or #spread >= 4 * spread_buckets then
-      error('BADARGS no times are in ' .. string.sub(word, 1, 30), 0)
-    end
-    spread[#spread + 1] = kind == 'r' and bucket or spread_buckets + bucket
-    spread[#spread + 1] = times
+  if text == '' then return nil end
+  local spread, n, read = {}, 0, 0
+  for bucket, times, gap in string.gmatch(text, '(%d+):(%d+)( ?)') do
+    if #times > 4 or tonumber(bucket) >= 2 * spread_buckets or n >= 8 * spread_buckets then read = -#text end
+    spread[n + 1], spread[n + 2], spread[n + 3], spread[n + 4] = 'INCRBY', 'u24', '#' .. bucket, times
+    n, read = n + 4, read + #bucket + #times + #gap + 1
   end
+  if read ~= #text then error('BADARGS no times are in ' .. string.sub(text, 1, 30), 0) end
   return spread
 end

@@ -1,0 +1,111 @@
+"""Read the DLQ of one shard for people: places in it, and its groups."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mx_rmq.storage.contract import instant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mx_rmq.storage.store import Store
+
+_FIELDS: Final = 2000
+"""Fields that one reply has. A group has four, of at most 1 kB together."""
+
+
+class Mark(NamedTuple):
+    """A place in the DLQ: a time of death as the server writes it, and the message."""
+
+    died_ms: bytes
+    id: bytes
+
+    @property
+    def order(self) -> tuple[float, bytes]:
+        """Compares as the server does."""
+        return float(self.died_ms), self.id
+
+
+class StoredGroup(NamedTuple):
+    """A group of dead messages as it is stored; instants in seconds."""
+
+    dead: int
+    label: bytes | None
+    first_at: float
+    last_at: float
+
+
+class DeadQueries:
+    """Reads the DLQ of one shard by plain commands."""
+
+    def __init__(self, store: Store) -> None:
+        self._commands = store.commands
+        self._keys = store.keys
+
+    async def marks(self, after: Mark | None, count: int, *, latest: bool = False) -> list[Mark]:
+        """Messages behind a place in the DLQ, the first death first, or the latest.
+
+        If the message at that place is gone, those that died with it come again.
+        """
+        start = 0
+        if after is not None:
+            died = after.died_ms.decode()
+            rank, others = await asyncio.gather(
+                self._read("ZREVRANK" if latest else "ZRANK", "dlq", after.id),
+                self._read("ZCOUNT", "dlq", *(f"({died}", "+inf") if latest else ("-inf", f"({died}")),
+            )
+            start = others if rank is None else rank + 1
+        order = ("REV", "WITHSCORES") if latest else ("WITHSCORES",)
+        rows = await self._read("ZRANGE", "dlq", start, start + count - 1, *order)
+        return [Mark(died_ms, id_) for id_, died_ms in zip(rows[::2], rows[1::2], strict=True)]
+
+    async def extent(self) -> tuple[int, float]:
+        """How many messages are dead, and the time of the latest death in ms."""
+        size, last = await asyncio.gather(
+            self._read("ZCARD", "dlq"), self._read("ZRANGE", "dlq", -1, -1, "WITHSCORES")
+        )
+        return size, float(last[1]) if last else 0.0
+
+    async def are_dead(self, ids: Sequence[str]) -> list[bool]:
+        """Whether each message is in the DLQ."""
+        return [score is not None for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
+
+    async def groups(self) -> tuple[int, dict[str, StoredGroup]]:
+        """How many messages are dead, and their groups by id."""
+        size, fields = await asyncio.gather(self._read("ZCARD", "dlq"), self.group_fields())
+        return size, stored_groups(fields)
+
+    async def group_fields(self) -> dict[bytes, bytes]:
+        """All that is stored of groups, in replies of a limited length."""
+        fields: dict[bytes, bytes] = {}
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._read("HSCAN", "dlq_groups", cursor, "COUNT", _FIELDS)
+            # A client may have paired the reply.
+            fields |= flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+            if int(cursor) == 0:
+                return fields
+
+    async def _read(self, command: str, part: str, *args: Any) -> Any:
+        return await self._commands.execute_command(command, self._keys.of_queue(part), *args)
+
+
+def stored_groups(fields: Mapping[bytes, bytes]) -> dict[str, StoredGroup]:
+    """The groups by id, from the fields of ``dlq_groups``; one without a count is left out."""
+    groups = {}
+    for name, count in fields.items():
+        id_, _, part = name.decode(errors="replace").rpartition(":")
+        if part == "count" and count.isdigit() and len(count) < 20:
+            label, first, last = (fields.get(f"{id_}:{each}".encode()) for each in PARTS[1:])
+            groups[id_] = StoredGroup(int(count), label, _seconds(first), _seconds(last))
+    return groups
+
+
+PARTS: Final = ("count", "label", "first_at", "last_at")
+"""The fields of a group, each named ``<id>:<part>``."""
+
+
+def _seconds(ms: bytes | None) -> float:
+    return instant((ms or b"").decode(errors="replace")) or 0.0
