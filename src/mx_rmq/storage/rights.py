@@ -85,8 +85,10 @@ RIGHTS: Final[dict[str, dict[str, str]]] = {
 """The commands that each use of a queue needs, and the arguments with which the server is asked for them."""
 
 _NOT_TRIED: Final = frozenset(
-    ["set", "hset", "hincrby", "zadd", "lpush", "rpush", "blpop", "sadd", "client|unblock", "rename"]
-    + ["publish", "subscribe"]
+    [
+        *("set", "hset", "hincrby", "zadd", "lpush", "rpush", "blpop", "sadd", "rename", "publish"),
+        *("subscribe", "client|unblock"),
+    ]
 )
 """Commands that would change something, or wait."""
 _REFUSED: Final = re.compile(r"NOPERM|no permissions", re.IGNORECASE)
@@ -101,7 +103,7 @@ class Rights:
     user: str = ""
     """Empty if the server does not say."""
     lacking: dict[str, list[str]] = field(default_factory=dict)
-    """The commands that are missing, by what they are needed for; ``~…`` for the queue's keys, ``&…`` for its channel."""
+    """The commands that are missing, by what they are needed for; ``~…`` for keys, ``&…`` for a channel."""
     untold: tuple[str, ...] = ()
     """Commands of which it is not known: the user may not ask, and to try them would change something."""
 
