@@ -42,24 +42,27 @@ def test_the_rights_are_those_that_the_page_documents() -> None:
         return {rule[1:] for rule in rules if rule.startswith("+")} - {"select"}  # it was sent if needed
 
     assert {*RIGHTS["produce and work"], *RIGHTS["keep a history"]} == named(BASE)
-    assert set(RIGHTS["see vanished workers"]) == named(WORKER)
-    assert {*RIGHTS["operate"], *RIGHTS["repair"], *RIGHTS["delete a queue"]} == named(OPERATOR)
+    assert {*RIGHTS["see vanished workers"], *RIGHTS["tell a tail"]} == named(WORKER)
+    operators = ("operate", "tail", "repair", "delete a queue")
+    assert {name for use in operators for name in RIGHTS[use]} == named(OPERATOR)
 
 
 async def test_the_documented_user_lacks_nothing(limited: Callable[..., Any], redis: Redis) -> None:
     rights = [rule for rule in (*BASE, *WORKER, *OPERATOR) if rule.startswith("+")]
-    store = await limited("~mx-rmq:{q}:*", *rights, "+acl|whoami", "+acl|dryrun")
+    store = await limited("~mx-rmq:{q}:*", "&mx-rmq:{q}:events", *rights, "+acl|whoami", "+acl|dryrun")
     async with unchanged(redis):
         found = await read_rights(store)
     assert (found.user, found.lacking, found.untold) == ("limited", {}, ())
 
 
 async def test_what_is_missing_is_named_by_use(limited: Callable[..., Any]) -> None:
-    store = await limited("~*", "+@all", "-hset", "-client|list", "-hgetall", "-rename")
+    store = await limited("~*", "resetchannels", "+@all", "-hset", "-client|list", "-hgetall", "-rename")
     assert (await read_rights(store)).lacking == {
         "produce and work": ["+hset"],
         "see vanished workers": ["+client|list", "+hgetall"],
         "operate": ["+hgetall"],
+        "tell a tail": ["&mx-rmq:{q}:events"],
+        "tail": ["&mx-rmq:{q}:events"],
         "repair": ["+rename"],
     }
 
@@ -68,7 +71,7 @@ async def test_a_user_who_may_not_ask_learns_of_what_can_be_tried(
     limited: Callable[..., Any], redis: Redis
 ) -> None:
     """Nothing is changed by trying."""
-    store = await limited("~*", "+@all", "-acl", "-hset", "-hgetall", "-lpop", "-eval")
+    store = await limited("~*", "&*", "+@all", "-acl", "-hset", "-hgetall", "-lpop", "-eval")
     async with unchanged(redis):
         found = await read_rights(store)
     assert found.user == ""
@@ -81,5 +84,5 @@ async def test_a_user_who_may_not_ask_learns_of_what_can_be_tried(
 
 
 async def test_keys_that_may_not_be_touched_are_named_once(limited: Callable[..., Any]) -> None:
-    store = await limited("~other:*", "+@all")
+    store = await limited("~other:*", "&*", "+@all")
     assert (await read_rights(store)).lacking["operate"] == ["~mx-rmq:{q}:*"]

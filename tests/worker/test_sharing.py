@@ -228,6 +228,24 @@ async def test_an_outage_is_told_and_survived(make_queue: MakeQueue, proxy: Prox
     assert watch.of("server.back")[0].worker == ""
 
 
+async def test_a_connection_that_fell_silent_is_noticed(make_queue: MakeQueue, proxy: Proxy) -> None:
+    """A router that forgets an idle connection tells neither end."""
+    mq = make_queue()
+    watching = make_queue(proxy.url, patience=0.5, socket_timeout=0.5)
+    await watching.open()
+
+    @mq.handler("orders")
+    async def on_order(n: int) -> None: ...
+
+    await mq.start()
+    async with tailing(watching) as watch:
+        proxy.half_open()
+        await eventually(lambda: watch.of("server.back"))
+        await sharing_begun()
+        await mq.produce("orders", 1)
+        await eventually(lambda: watch.of("message.completed"))
+
+
 async def test_a_tail_ends_with_its_queue(make_queue: MakeQueue) -> None:
     mq = make_queue()
     await mq.open()

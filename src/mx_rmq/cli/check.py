@@ -116,7 +116,7 @@ async def check(
     ages = [counts.read_at - of.oldest_at for of in topics.values() if of.oldest_at is not None]
     figures = [
         Figure("pending", sum(of.pending for of in topics.values()), pending),
-        Figure("oldest", max(0.0, *ages, 0.0), age, "s"),
+        Figure("oldest", max([0.0, *ages]), age, "s"),
         Figure("dead", sum(of.in_dlq for of in topics.values()) if topic else counts.dead, dead),
         Figure("workers", len(workers), Limits()),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.checks import check_whole
 from mx_rmq.cli.completion import Topic
@@ -19,7 +19,7 @@ from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.traces import place_of as frame_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mx_rmq.cli.output import Cell
     from mx_rmq.operating.messages import MessageFacts
@@ -142,7 +142,7 @@ class _Search:
     text: str
     looked: int = 0
 
-    async def run(self, limit: int, after: str | None, progress: Any) -> MessagePage:
+    async def run(self, limit: int, after: str | None, progress: Callable[[int], None]) -> MessagePage:
         """Up to *limit* messages that have the text, and where to go on."""
         found: list[MessageFacts] = []
         while True:
@@ -286,7 +286,7 @@ async def explain(id_: str, /, *, common: Common = _DEFAULT) -> None:
     if facts.state == "gone":
         raise NotFound(said)
     out.line(said, data={"id": id_, "state": facts.state, "topic": facts.topic, "explanation": said})
-    if facts.state == "pending" and said.endswith("the topic is paused"):
+    if facts.state == "pending" and "the topic is paused" in said:
         out.remark(f"mx-rmq topic resume {facts.topic}")
     elif facts.state == "dead" and facts.ended_at is None:
         out.remark(f"mx-rmq dlq replay {id_}")

@@ -18,7 +18,7 @@ async def show_workers(*, common: Common = _DEFAULT) -> None:
     async with opened(common) as queue:
         workers = await queue.workers()
     columns: list[Column | str] = [
-        "worker",
+        Column("worker", is_whole=True),
         Column("host", is_optional=True),
         Column("pid", is_optional=True),
         "running",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _KEY: Final = "KEY"
 """Stands for a key of the queue that never exists."""
+_CHANNEL: Final = "CHANNEL"
+"""Stands for the channel of the queue's events."""
 
 _WORK: Final[dict[str, str]] = {
     "eval": "return(1) 0",
@@ -61,6 +63,9 @@ _OPERATE: Final[dict[str, str]] = {
     "hgetall": "KEY",
     "smembers": "KEY",
     "lrange": "KEY 0 0",
+    "zrank": "KEY m",
+    "zrevrank": "KEY m",
+    "zcount": "KEY 0 1",
     "scan": "0 COUNT 1",
     "zscan": "KEY 0",
     "mget": "KEY",
@@ -72,17 +77,23 @@ RIGHTS: Final[dict[str, dict[str, str]]] = {
     "keep a history": {"strlen": "KEY", "bitfield": "KEY GET u8 0", "scard": "KEY"},
     "see vanished workers": _SEE,
     "operate": _OPERATE,
+    "tell a tail": {"publish": "CHANNEL x"},
+    "tail": {"subscribe": "CHANNEL"},
     "repair": {"rename": "KEY KEY"},
     "delete a queue": {"unlink": "KEY"},
 }
 """The commands that each use of a queue needs, and the arguments with which the server is asked for them."""
 
 _NOT_TRIED: Final = frozenset(
-    ["set", "hset", "hincrby", "zadd", "lpush", "rpush", "blpop", "sadd", "client|unblock", "rename"]
+    [
+        *("set", "hset", "hincrby", "zadd", "lpush", "rpush", "blpop", "sadd", "rename", "publish"),
+        *("subscribe", "client|unblock"),
+    ]
 )
 """Commands that would change something, or wait."""
 _REFUSED: Final = re.compile(r"NOPERM|no permissions", re.IGNORECASE)
 _ABOUT_KEYS: Final = re.compile(r"access (?:one of the keys|a key|the '[^']*' key)")
+_ABOUT_CHANNELS: Final = re.compile(r"access (?:one of the channels|a channel|the '[^']*' channel)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,7 @@ class Rights:
     user: str = ""
     """Empty if the server does not say."""
     lacking: dict[str, list[str]] = field(default_factory=dict)
-    """The commands that are missing, by what they are needed for; ``~…`` for the queue's keys."""
+    """The commands that are missing, by what they are needed for; ``~…`` for keys, ``&…`` for a channel."""
     untold: tuple[str, ...] = ()
     """Commands of which it is not known: the user may not ask, and to try them would change something."""
 
@@ -147,10 +158,13 @@ async def _refusal(store: Store, sample: list[Any]) -> str:
 def _sample(store: Store, name: str, args: str) -> list[Any]:
     key = store.keys.of_queue("no=thing")  # no topic and no id has an equals sign
     words = [*name.split("|"), *args.split()]
-    return [key if word == _KEY else word for word in words]
+    stand_ins = {_KEY: key, _CHANNEL: store.keys.of_queue("events")}
+    return [stand_ins.get(word, word) for word in words]
 
 
 def _right(store: Store, name: str, said: str) -> str:
+    if _ABOUT_CHANNELS.search(said):
+        return f"&{store.keys.of_queue('events')}"
     return f"~{store.keys.prefix}*" if _ABOUT_KEYS.search(said) else f"+{name}"
 
 

@@ -27,10 +27,12 @@ class Column(NamedTuple):
 
     title: str
     width: int = 0
+    is_text: bool = False
+    """Whether its title stands at the left."""
 
 
 TOPICS: Final = (
-    Column("topic"),
+    Column("topic", is_text=True),
     Column("pending"),
     Column("processing", 90),
     Column("delayed", 75),
@@ -41,35 +43,35 @@ TOPICS: Final = (
     Column("p50", 100),
     Column("p95", 90),
     Column("oldest", 80),
-    Column(f"{_MINUTES} minutes", 120),
-    Column("state"),
+    Column(f"{_MINUTES} minutes", 120, is_text=True),
+    Column("state", is_text=True),
 )
 WORKERS: Final = (
-    Column("worker"),
+    Column("worker", is_text=True),
     Column("seen"),
     Column("running"),
     Column("held", 75),
     Column("at once", 90),
     Column("loop lag"),
-    Column("topics", 90),
-    Column("problems", 100),
+    Column("topics", 90, is_text=True),
+    Column("problems", 100, is_text=True),
 )
 GROUPS: Final = (
     Column("dead"),
-    Column("topic"),
-    Column("error"),
+    Column("topic", is_text=True),
+    Column("error", is_text=True),
     Column("last", 75),
     Column("first", 100),
-    Column("text"),
-    Column("place", 120),
+    Column("text", is_text=True),
+    Column("place", 120, is_text=True),
 )
 MESSAGES: Final = (
-    Column("message"),
-    Column("state", 75),
+    Column("message", is_text=True),
+    Column("state", 75, is_text=True),
     Column("failed attempts", 100),
     Column("produced", 75),
     Column("due", 100),
-    Column("error"),
+    Column("error", is_text=True),
 )
 
 

@@ -42,8 +42,8 @@ class LiveTable(DataTable[Text]):
             self._shown = columns
             self.clear(columns=True)
             for n in columns:
-                justify = rows[0][n].justify if rows else None
-                self.add_column(Text(self._all[n].title, justify=justify), key=str(n))
+                title, _, is_text = self._all[n]
+                self.add_column(Text(title, justify="left" if is_text else "right"), key=str(n))
         for at, row in enumerate(rows):
             cells = [row[n] for n in columns]
             if at >= self.row_count:
