@@ -196,12 +196,16 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
     await command(redis, "ACL", "SETUSER", user, *BASE, *rules)
     async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
         await work(mq)
+        await mq.produce("orders", {"id": "later"}, delay=3600)
         await damage(mq, redis)
 
         async def operate() -> None:
             await mq.counts()
             page = await mq.dlq.list(limit=1)
             await mq.dlq.list(after=page.next)
+            await mq.list("orders", state="delayed")
+            letter = (await mq.dlq.get("dead")).as_dict()
+            await mq.dlq.restore(letter | {"id": f"more{n}"} for n in range(300))
             assert await mq.dlq.replay_all(error="nothing") == 0
             await mq.audit(repair=True)
             await mq.delete()

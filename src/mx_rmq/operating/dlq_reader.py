@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.store import Store
 
 _LOOK: Final = 250
-"""Messages that one call looks at, unless only few are asked for. The server needs about 1 ms for them, 2 ms with their bodies."""
+"""Messages that one call looks at, unless only few are asked for. The server needs about 2 ms for them."""
 
 
 class Filter(NamedTuple):
