@@ -40,7 +40,6 @@ from mx_rmq.events.messages import (
     MessagesClaimed,
     MessagesProduced,
     MessagesRecovered,
-    MessageStarted,
 )
 from mx_rmq.events.servers import (
     EmbeddedEnded,
@@ -102,7 +101,6 @@ __all__ = [
     "MessagePoisoned",
     "MessagePutOff",
     "MessageRetried",
-    "MessageStarted",
     "MessagesClaimed",
     "MessagesProduced",
     "MessagesRecovered",

@@ -18,7 +18,11 @@ E = TypeVar("E", bound="type[Event]")
 KINDS: list[type[Event]] = []
 """Every kind of event."""
 
-_listeners: dict[type[Event], tuple[Listener, ...]] = {}
+_listeners: dict[type[Event], tuple[tuple[object, Listener], ...]] = {}
+"""Who hears of a kind, each with a mark of its own: a listener may be registered twice."""
+
+
+_NO_QUEUE = ("queue", "")
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="event"):
@@ -45,9 +49,11 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event"):
 
     @property
     def fields(self) -> dict[str, object]:
-        """The event's fields by name, without the queue where there is none."""
-        names = (name for name in self.__struct_fields__ if name != "queue" or self.queue)
-        return {name: getattr(self, name) for name in names}
+        """The event's fields by name, without those that are not known."""
+        known = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {
+            name: value for name, value in known.items() if value is not None and (name, value) != _NO_QUEUE
+        }
 
 
 class _Facts(dict[str, object]):
@@ -87,7 +93,7 @@ def emit(event: Event, exception: BaseException | None = None) -> None:
 
     An error of a listener is logged and changes nothing: the message goes on.
     """
-    for listener in _listeners.get(type(event), ()):
+    for _, listener in _listeners.get(type(event), ()):
         try:
             listener(event, exception)
         except Exception:
@@ -116,9 +122,7 @@ def listen(listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
                 "events.KINDS has all of them"
             )
 
-    def own(event: Event, exception: BaseException | None) -> None:  # so that a listener may register twice
-        listener(event, exception)
-
+    own = (object(), listener)
     for kind in kinds:
         _listeners[kind] = (*_listeners.get(kind, ()), own)
 

@@ -34,19 +34,6 @@ class MessagesClaimed(Event, tag="messages.claimed"):
 
 
 @listed
-class MessageStarted(Event, tag="message.started"):
-    """The handler of a message is about to be called."""
-
-    level = logging.DEBUG
-    is_frequent = True
-    says = "{topic} {id}"
-    topic: str
-    id: str
-    waited: float | None = None
-    """How long it was ready to run before that, by the server's clock; None after an earlier attempt."""
-
-
-@listed
 class MessageCompleted(Event, tag="message.completed"):
     """A handler succeeded and the server has recorded it."""
 
@@ -57,6 +44,9 @@ class MessageCompleted(Event, tag="message.completed"):
     id: str
     seconds: float
     """How long the handler ran."""
+    waited: float | None = None
+    """How long it was ready before this run, by the server's clock; None if this is not its first run, or if
+    nothing listens to ``MessageCompleted``."""
 
 
 @listed
@@ -77,6 +67,9 @@ class MessageRetried(Event, tag="message.retried"):
     error: str
     place: str = ""
     """The last line of the user's code: file, line and function."""
+    waited: float | None = None
+    """How long it was ready before this run, by the server's clock; None if this is not its first run, or if
+    nothing listens to ``MessageCompleted``."""
 
     @property
     def at(self) -> str:
@@ -101,6 +94,9 @@ class MessageDead(Event, tag="message.dead"):
     """The worker that held it, if a monitor took it over."""
     seconds: float | None = None
     """How long the handler ran; None if it did not, or in another process."""
+    waited: float | None = None
+    """How long it was ready before this run, by the server's clock; None if this is not its first run, or if
+    nothing listens to ``MessageCompleted``."""
 
     @property
     def at(self) -> str:
@@ -124,6 +120,9 @@ class MessagePutOff(Event, tag="message.put_off"):
     delay: float
     seconds: float | None = None
     """How long the handler ran."""
+    waited: float | None = None
+    """How long it was ready before this run, by the server's clock; None if this is not its first run, or if
+    nothing listens to ``MessageCompleted``."""
 
 
 @listed

@@ -6,10 +6,12 @@ Imported only where metrics are used, since it needs prometheus-client.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
+from itertools import accumulate
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -71,67 +73,49 @@ class Metrics(AsgiApp):
         self._registry = registry
         self._looking: asyncio.Task[Figures] | None = None
         self._failing = False
-        self._own = own = CollectorRegistry(auto_describe=False)
-        self._messages = Counter(
-            "mx_rmq_messages",
-            "What happened to messages in this process, by outcome",
-            (*_BY_TOPIC, "outcome"),
-            registry=own,
+        self._lock = Lock()
+        self._messages = _Counter(
+            "mx_rmq_messages", "What happened to messages in this process, by outcome", *_BY_TOPIC, "outcome"
         )
-        self._dead = Counter(
-            "mx_rmq_dead",
-            "Messages that this process moved to the DLQ, by reason",
-            (*_BY_TOPIC, "reason"),
-            registry=own,
+        self._dead = _Counter(
+            "mx_rmq_dead", "Messages that this process moved to the DLQ, by reason", *_BY_TOPIC, "reason"
         )
-        self._lost = Counter(
+        self._lost = _Counter(
             "mx_rmq_lease_losses",
             "Messages that another worker took over while they were in this process",
-            _BY_TOPIC,
-            registry=own,
+            *_BY_TOPIC,
         )
-        self._reconnects = Counter(
-            "mx_rmq_reconnects",
-            "Connections to the server that were lost and reopened",
-            ("queue",),
-            registry=own,
+        self._reconnects = _Counter(
+            "mx_rmq_reconnects", "Connections to the server that were lost and reopened", "queue"
         )
-        self._vanished = Counter(
-            "mx_rmq_workers_vanished",
-            "Other workers that this process found to be gone",
-            ("queue",),
-            registry=own,
+        self._vanished = _Counter(
+            "mx_rmq_workers_vanished", "Other workers that this process found to be gone", "queue"
         )
-        self._ran = Histogram(
-            "mx_rmq_handler_seconds",
-            "How long handlers ran, whether they succeeded or not",
-            _BY_TOPIC,
-            buckets=_SECONDS,
-            registry=own,
+        self._ran = _Histogram(
+            "mx_rmq_handler_seconds", "How long handlers ran, whether they succeeded or not", _SECONDS
         )
-        self._waited = Histogram(
+        self._waited = _Histogram(
             "mx_rmq_waiting_seconds",
             "How long messages were ready before their first attempt began",
-            _BY_TOPIC,
-            buckets=(*_SECONDS, 1800.0, 3600.0),
-            registry=own,
+            (*_SECONDS, 1800.0, 3600.0),
         )
-        for alone in (self._reconnects, self._vanished):  # so that they are 0 from the start, not absent
-            alone.labels(queue)
-        self._children: dict[tuple[Any, ...], Any] = {}
-        """Counters and histograms by their labels: ``labels()`` takes a lock and as long as the rest."""
+        self._counted: tuple[_Counter | _Histogram, ...] = (
+            *(self._messages, self._dead, self._lost, self._reconnects, self._vanished),
+            *(self._ran, self._waited),
+        )
+        for alone in (self._reconnects, self._vanished):
+            alone.touch(queue)
         self._hear: dict[type[events.Event], Callable[[Any], None]] = {
             events.MessagesProduced: self._on_produced,
-            events.MessagesClaimed: lambda event: self._count(event.topic, "claimed", event.messages),
-            events.MessageStarted: self._on_started,
+            events.MessagesClaimed: lambda event: self._count(event, "claimed", event.messages),
             events.MessageCompleted: lambda event: self._on_run(event, "completed"),
             events.MessageRetried: lambda event: self._on_run(event, "retried"),
             events.MessagePutOff: lambda event: self._on_run(event, "put_off"),
             events.MessageDead: self._on_dead,
-            events.MessagesRecovered: lambda event: self._count(event.topic, "recovered", event.messages),
-            events.LeaseLost: lambda event: self._child(self._lost, queue, event.topic).inc(),
-            events.ServerReconnected: lambda _: self._child(self._reconnects, queue).inc(),
-            events.WorkerVanished: lambda _: self._child(self._vanished, queue).inc(),
+            events.MessagesRecovered: lambda event: self._count(event, "recovered", event.messages),
+            events.LeaseLost: lambda event: self._lost.add(1, queue, event.topic),
+            events.ServerReconnected: lambda _: self._reconnects.add(1, queue),
+            events.WorkerVanished: lambda _: self._vanished.add(1, queue),
         }
         self._end = events.listen(self._on_event, *self._hear)
 
@@ -143,45 +127,38 @@ class Metrics(AsgiApp):
 
     def _on_event(self, event: events.Event, _: BaseException | None) -> None:
         if event.queue == self._queue:
-            self._hear[type(event)](event)
+            with self._lock:
+                self._hear[type(event)](event)
 
     def _on_produced(self, event: events.MessagesProduced) -> None:
-        self._count(event.topic, "produced", event.messages)
+        self._count(event, "produced", event.messages)
         if event.duplicates:
-            self._count(event.topic, "duplicate", event.duplicates)
-
-    def _on_started(self, event: events.MessageStarted) -> None:
-        if event.waited is not None:
-            self._child(self._waited, self._queue, event.topic).observe(event.waited)
+            self._count(event, "duplicate", event.duplicates)
 
     def _on_run(self, event: Any, outcome: str) -> None:
-        self._count(event.topic, outcome)
+        queue, topic = event.queue, event.topic
+        self._messages.add(1, queue, topic, outcome)
         if event.seconds is not None:
-            self._child(self._ran, self._queue, event.topic).observe(event.seconds)
+            self._ran.observe(event.seconds, queue, topic)
+        if event.waited is not None:
+            self._waited.observe(event.waited, queue, topic)
 
     def _on_dead(self, event: events.MessageDead) -> None:
         self._on_run(event, "dead")
-        self._child(self._dead, self._queue, event.topic, event.reason).inc()
+        self._dead.add(1, event.queue, event.topic, event.reason)
 
-    def _count(self, topic: str, outcome: str, messages: int = 1) -> None:
-        self._child(self._messages, self._queue, topic, outcome).inc(messages)
-
-    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
+    def _count(self, event: Any, outcome: str, messages: int) -> None:
+        self._messages.add(messages, event.queue, event.topic, outcome)
 
     def _prepare(self) -> None:
         """Make the counters of the topics that are handled here."""
         for topic in self._topics:
             for outcome in _OUTCOMES:
-                self._child(self._messages, self._queue, topic, outcome)
+                self._messages.touch(self._queue, topic, outcome)
             for reason in get_args(Reason):
-                self._child(self._dead, self._queue, topic, reason)
+                self._dead.touch(self._queue, topic, reason)
             for metric in (self._lost, self._ran, self._waited):
-                self._child(metric, self._queue, topic)
+                metric.touch(self._queue, topic)
 
     # -- a scrape
 
@@ -209,11 +186,10 @@ class Metrics(AsgiApp):
         return None
 
     def _families(self, figures: Figures | None) -> Iterator[Metric]:
-        self._prepare()
-        for family in self._own.collect():
-            # These lines double the page, and Prometheus itself does not need them.
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield family
+        with self._lock:
+            self._prepare()
+            counted = [metric.family() for metric in self._counted]
+        yield from counted
         yield from self._process_gauges()
         up = GaugeMetricFamily(
             "mx_rmq_up", "1 if the server told what the queue holds, else 0", labels=["queue"]
@@ -285,6 +261,63 @@ class Metrics(AsgiApp):
     def _of_queue(self, name: str, help_: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"mx_rmq_{name}", help_, labels=["queue"])
         family.add_metric([self._queue], value)
+        return family
+
+
+# The counters of prometheus-client take a lock each, and a few µs for each message.
+
+
+class _Counter:
+    """A counter, by its labels; the caller holds a lock."""
+
+    def __init__(self, name: str, help_: str, *labels: str) -> None:
+        self._name, self._help, self._labels = name, help_, labels
+        self._values: dict[tuple[str, ...], int] = {}
+
+    def add(self, number: int, *labels: str) -> None:
+        """Count so many more."""
+        values = self._values
+        values[labels] = values.get(labels, 0) + number
+
+    def touch(self, *labels: str) -> None:
+        """Let it be there, as 0 if nothing was counted yet."""
+        self._values.setdefault(labels, 0)
+
+    def family(self) -> Metric:
+        """As a page has it."""
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class _Histogram:
+    """Durations of a topic in buckets; the caller holds a lock."""
+
+    def __init__(self, name: str, help_: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._help, self._bounds = name, help_, bounds
+        self._names = [*map(str, bounds), "+Inf"]
+        self._buckets: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        """Note a duration."""
+        if labels not in self._buckets:
+            self.touch(*labels)
+        self._buckets[labels][bisect_left(self._bounds, seconds)] += 1
+        self._sums[labels] += seconds
+
+    def touch(self, *labels: str) -> None:
+        """Let it be there, empty if nothing was noted yet."""
+        self._buckets.setdefault(labels, [0] * len(self._names))
+        self._sums.setdefault(labels, 0.0)
+
+    def family(self) -> Metric:
+        """As a page has it."""
+        family = HistogramMetricFamily(self._name, self._help, labels=_BY_TOPIC)
+        for labels, counts in self._buckets.items():
+            buckets = list(zip(self._names, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets, self._sums[labels])
         return family
 
 

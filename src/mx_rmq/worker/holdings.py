@@ -92,6 +92,7 @@ class Job:
         "started_at",
         "took",
         "verdict",
+        "waited",
     )
 
     def __init__(
@@ -119,6 +120,8 @@ class Job:
         self.started_at = 0.0
         self.took = 0.0
         """How long its handler ran, once it has ended."""
+        self.waited: float | None = None
+        """How long it was ready before it began, for events."""
         self.end: End | None = None
         self.verdict: Verdict | None = None
         """How it ends, once that is known."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.worker.context import Context
 
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
     """Calls a handler for a job, or for a batch of them; the result is used only for a batch."""
 
 
+_ASK: Final = 0.1
+"""Seconds between two questions whether a layer is on."""
+
+
 def invocation_of(
     handler: Handler[..., Any], threads: Threads, middleware: Sequence[Middleware]
 ) -> Invocation:
     """Build the shortest call of a handler: one more coroutine would cost as much as some handlers.
 
-    Layers with a method ``is_on`` are left out of a call while it returns False.
+    Layers with a method ``is_on`` are left out of calls while it returns False; they are asked ten times a
+    second at most.
     """
     switches = [layer.is_on for layer in middleware if hasattr(layer, "is_on")]
     whole = _invocation_of(handler, threads, middleware)
@@ -31,11 +37,13 @@ def invocation_of(
         return whole
     short = _invocation_of(handler, threads, [layer for layer in middleware if not hasattr(layer, "is_on")])
 
+    current, asked_at = short, -inf
+
     def call(jobs: Sequence[Job]) -> Awaitable[Any]:
-        for is_on in switches:
-            if is_on():
-                return whole(jobs)
-        return short(jobs)
+        nonlocal current, asked_at
+        if (now := jobs[0].started_at) - asked_at >= _ASK:
+            current, asked_at = whole if any(is_on() for is_on in switches) else short, now
+        return current(jobs)
 
     return call
 

@@ -245,7 +245,7 @@ class _Keeper:
             verdict = outcome.timed_out(decode_message(job.delivery.body), run, job.handler.retry)
             job.verdict = verdict
             tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
-            announce(self._queue, job.delivery, verdict, run.took)
+            announce(self._queue, job.delivery, verdict, run.took, job.waited)
 
     def stay_present(self) -> None:
         """Register the worker, which the loop cannot do; others must not take it for vanished."""

@@ -158,8 +158,9 @@ class Runner:
     async def _run(self, call: Invocation, jobs: list[Job], task: asyncio.Task[Any]) -> None:
         for job in jobs:
             job.begin(task, jobs)
-        if events.heard(events.MessageStarted):
-            self._tell_started(jobs)
+        if events.heard(events.MessageCompleted):
+            for job in jobs:
+                job.waited = _waited(job)
         ends: list[BaseException | None] | None = None
         try:
             returned = await call(jobs)
@@ -176,15 +177,6 @@ class Runner:
             job.finish(now)
             # The lease keeper's thread may have judged it while the loop was blocked.
             self._settle(job, job.verdict or self._judge(job, None if ends is None else ends[n]))
-
-    def _tell_started(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            delivery = job.delivery
-            events.emit(
-                events.MessageStarted(
-                    queue=self._config.name, topic=delivery.topic, id=delivery.id, waited=_waited(job)
-                )
-            )
 
     def _judge(self, job: Job, error: BaseException | None) -> Verdict:
         """The verdict on a job whose handler returned, or ended with *error*."""
@@ -203,7 +195,7 @@ class Runner:
     def _settle(self, job: Job, verdict: Verdict) -> None:
         if job in job.holdings.jobs:  # else the worker has stopped and given it up, or it is settled
             if not isinstance(verdict, Done) and verdict is not job.verdict:
-                announce(self._config.name, job.delivery, verdict, job.took)
+                announce(self._config.name, job.delivery, verdict, job.took, job.waited)
             self._settlers[job.holdings].put(job, verdict)
 
     # -- messages that may have crashed workers

@@ -145,7 +145,13 @@ class Settler:
 
 
 def announce(
-    queue: str, delivery: Delivery, verdict: Verdict, seconds: float | None = None, *, previous: str = ""
+    queue: str,
+    delivery: Delivery,
+    verdict: Verdict,
+    seconds: float | None = None,
+    waited: float | None = None,
+    *,
+    previous: str = "",
 ) -> None:
     """Emit the event of a message that did not succeed.
 
@@ -154,6 +160,7 @@ def announce(
         delivery: which.
         verdict: what becomes of it.
         seconds: how long its handler ran, None or 0 if it did not.
+        waited: how long it was ready before that, if this is known.
         previous: the worker that held it, if a monitor took it over.
     """
     topic, id_ = delivery.topic, delivery.id
@@ -169,6 +176,7 @@ def announce(
             place=death.place,
             previous=previous,
             seconds=seconds or None,
+            waited=waited,
         )
         events.emit(event, None if verdict.may_quote else verdict.raised)
     elif isinstance(verdict, Again):
@@ -182,13 +190,19 @@ def announce(
             delay=verdict.delay,
             error=verdict.error,
             place=verdict.place,
+            waited=waited,
         )
         events.emit(retried, verdict.raised)
     elif isinstance(verdict, Later):
-        delay = verdict.delay
-        events.emit(
-            events.MessagePutOff(queue=queue, topic=topic, id=id_, delay=delay, seconds=seconds or None)
+        put_off = events.MessagePutOff(
+            queue=queue,
+            topic=topic,
+            id=id_,
+            delay=verdict.delay,
+            seconds=seconds or None,
+            waited=waited,
         )
+        events.emit(put_off)
 
 
 def name_of(kind: Kind) -> str:
@@ -202,8 +216,11 @@ def _tell(queue: str, items: Sequence[Item], statuses: Sequence[Settled]) -> Non
     for (job, verdict), status in zip(items, statuses, strict=True):
         if status is Settled.DONE:
             if completions and type(verdict) is Done:
-                topic, id_ = job.delivery.topic, job.delivery.id
-                events.emit(events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=job.took))
+                topic, id_, took, waited = job.delivery.topic, job.delivery.id, job.took, job.waited
+                completed = events.MessageCompleted(
+                    queue=queue, topic=topic, id=id_, seconds=took, waited=waited
+                )
+                events.emit(completed)
         elif not job.is_settling:
             lost = job.delivery
             job.holdings.losses.append(monotonic())
