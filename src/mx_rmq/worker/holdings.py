@@ -164,7 +164,7 @@ class Job:
             message.attempts or message.put_off or message.crashes or message.unbegun or message.replays
         ):
             return None
-        ready_at = message.created_at + message.delay
+        ready_at = message.created_at + (message.delay or 0.0)
         return max(0.0, self.holdings.server_time(self.started_at) - ready_at)
 
     def extend(self, seconds: float) -> None:
