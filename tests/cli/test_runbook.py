@@ -118,7 +118,7 @@ def commands(title: str) -> Iterator[tuple[str, str]]:
 
 
 def words(output: str) -> list[str]:
-    """The words of an output, in no order: numbers, ages and ids differ, and so does where cells are folded."""
+    """The words of an output, in no order: numbers, ages and ids differ, and where cells are folded."""
     text = re.sub(r"(?<=as it should: )[^|;]+", "", output)  # more of them, the longer a worker is stuck
     text = re.sub(r"(unix|embedded)://[^\s?]+", "", text)
     lines = [line[:60] if "…" in line else line for line in text.splitlines()]
