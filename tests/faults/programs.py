@@ -175,9 +175,11 @@ def note_settlements(ledger: Ledger) -> None:
     """Write down what became of every settlement, as the server answered it."""
 
     def noted(method: Callable[..., Any], what: str) -> Callable[..., Any]:
-        async def settle(store: Store, topic: str, items: Iterable[Any], **options: Any) -> list[Settled]:
+        async def settle(
+            store: Store, topic: str, items: Iterable[Any], *more: Any, **options: Any
+        ) -> list[Settled]:
             listed: Sequence[Any] = list(items)
-            statuses: list[Settled] = await method(store, topic, listed, **options)
+            statuses: list[Settled] = await method(store, topic, listed, *more, **options)
             for item, status in zip(listed, statuses, strict=True):
                 delivery: Delivery = item[0]
                 word = what if status is Settled.DONE else "refused"
