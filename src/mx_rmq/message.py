@@ -56,8 +56,8 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     dedup_for: Seconds | None = None
     remember_for: Memory | None = None
     """How long the server remembers what became of it; None leaves that to its handler."""
-    delay: Seconds = 0.0
-    """How long it had to wait at least, from ``created_at`` on."""
+    delay: Seconds | None = None
+    """How long it had to wait at least, from ``created_at`` on; None if it was not delayed."""
     attempts: Tally = 0
     """Deliveries that failed, by exception or timeout."""
     crashes: Tally = 0

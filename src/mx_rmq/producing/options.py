@@ -87,7 +87,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
             ttl=self.ttl,
             dedup_for=self.dedup_for,
             remember_for=self.remember_for,
-            delay=self.delay,
+            delay=self.delay or None,
         )
         try:
             body = encode_message(unstored)

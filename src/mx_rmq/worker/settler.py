@@ -220,7 +220,7 @@ def _times(done: Sequence[tuple[Job, Done]]) -> str:
     """
     ahead = done[0][0].holdings.server_time(0.0)
     waits = [
-        job.started_at + ahead - message.created_at - message.delay
+        job.started_at + ahead - message.created_at - (message.delay or 0.0)
         for job, _ in done
         if (message := job.message)
         and not (message.attempts or message.put_off or message.crashes or message.unbegun or message.replays)
