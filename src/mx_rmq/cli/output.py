@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +19,7 @@ from mx_rmq.cli.exits import Failure, UsageError
 from mx_rmq.tables import ago, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.cli.settings import Common
 
@@ -31,19 +29,15 @@ _NARROW = 80
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An instant in a cell: people see local time and age, programs ISO text with the zone."""
+    """An instant in a cell: people see its age, programs ISO text with the zone."""
 
     instant: float | None
     now: float = 0.0
     """The time to count the age from; 0 for the time of this computer."""
 
-    def __str__(self) -> str:
-        moment = self._moment()
-        return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S %Z} ({ago(self.instant, self.now)})"
-
     @property
     def age(self) -> str:
-        """Only the age, for narrow columns."""
+        """For people."""
         return ago(self.instant, self.now)
 
     @property
@@ -119,18 +113,6 @@ class Output:
             for row in all_rows:
                 self.raw("\t".join(map(_for_programs, row)))
 
-    def facts(self, facts: Mapping[str, Cell], *, data: Any) -> None:
-        """Print facts, one a line."""
-        if self.is_json:
-            self.document(data)
-            return
-        width = max(map(len, facts), default=0)
-        for name, cell in facts.items():
-            if self._out.is_terminal:
-                self._out.print(Text.assemble((name.ljust(width), "dim"), "  ", _for_people(cell)))
-            else:
-                self.raw(f"{name}\t{_for_programs(cell)}")
-
     def line(self, text: str, *, data: Any) -> None:
         """Print a sentence."""
         if self.is_json:
@@ -142,14 +124,10 @@ class Output:
         """Print one JSON document."""
         self.raw(json.dumps(data, indent=2, ensure_ascii=False))
 
-    def record(self, data: Any, text: str) -> None:
-        """Print one record of a stream, at once: a line of JSON or of text."""
-        self.raw(json.dumps(data, ensure_ascii=False) if self.is_json else text, flush=True)
-
-    def raw(self, text: str, *, flush: bool = False) -> None:
+    def raw(self, text: str) -> None:
         """Print a text as it is, whatever is in it."""
         encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=flush)
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
 
     # -- remarks
 
@@ -173,17 +151,6 @@ class Output:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise Failure("nothing was done")
 
-    @contextmanager
-    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Show a bar on stderr, if a person reads it; yields what to call with the number done so far."""
-        if self.is_quiet or not self._err.is_terminal:
-            yield lambda done: None
-            return
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self._err, transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda done: bar.update(task, completed=done)
-
     def _drawn(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
         shown = [
             n for n, column in enumerate(columns) if self._out.width >= _NARROW or not column.is_optional
@@ -199,13 +166,13 @@ class Output:
                 no_wrap=is_number,
             )
         for row in rows:
-            drawn.add_row(*(_for_people(row[n], short=True) for n in shown))
+            drawn.add_row(*(_for_people(row[n]) for n in shown))
         return drawn
 
 
-def _for_people(cell: Cell, *, short: bool = False) -> Text:
+def _for_people(cell: Cell) -> Text:
     if isinstance(cell, At):
-        return Text(cell.age if short else str(cell))
+        return Text(cell.age)
     if isinstance(cell, int):
         return Text(f"{cell:,}")
     if isinstance(cell, float):

@@ -30,7 +30,7 @@ class Common:
     json: Annotated[bool, Parameter(group=_GROUP)] = False
     """Print JSON and nothing else."""
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), group=_GROUP)] = False
-    """Print no progress and no remarks."""
+    """Print no remarks."""
 
     def options(self) -> dict[str, Any]:
         """The url and name of the queue, as ``RedisMessageQueue`` takes them."""
@@ -54,7 +54,7 @@ def from_pyproject(directory: Path) -> dict[str, str]:
 def _table_in(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("mx-rmq", {})
-        refuse_unknown("setting", table, ["url", "queue", "app"])
+        refuse_unknown("setting", table, ["url", "queue"])
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise UsageError(f"[{_TABLE}] in {path}: {error}") from None
