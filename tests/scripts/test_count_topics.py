@@ -8,7 +8,7 @@ from mx_rmq.errors import WrongKeyType
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import PastAttempt, encode_message
 from mx_rmq.storage.contract import NewMessage, TopicRow
-from mx_rmq.storage.counters import EVENTS, in_dlq, live
+from mx_rmq.storage.counters import Counters
 from tests.scripts.helpers import TOPIC, claim, delay, lease, names, produce, spoil
 from tests.words import PREFIX, message, unchanged
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.store import Store
     from tests.harness import Clock
 
-EMPTY = TopicRow(0, 0, None, dict.fromkeys(EVENTS, 0))
+EMPTY = TopicRow(0, 0, None, Counters())
 
 
 async def produce_at(
@@ -59,9 +59,9 @@ async def test_every_place_is_counted_by_the_laws(store: Store, redis: Redis, cl
     async with unchanged(redis):
         found = await row(store)
     assert (found.entries, found.leases) == (1, 1)
-    assert live(found.counters) - found.entries - found.leases == 2  # m3 and m6 are delayed
-    assert in_dlq(found.counters) == 1
-    assert found.counters["retried"] == 1
+    assert found.counters.live - found.entries - found.leases == 2  # m3 and m6 are delayed
+    assert found.counters.in_dlq == 1
+    assert found.counters.retried == 1
 
 
 async def test_the_message_next_in_line_is_the_oldest_of_the_lanes(store: Store, redis: Redis) -> None:
@@ -82,7 +82,7 @@ async def test_entries_that_no_claim_delivers_are_not_next_in_line(store: Store,
     await store.cancel(["m2", "m3", "m1"])
     await claim(store, 1)
     found = await row(store)
-    assert (found.entries, found.counters["stale"]) == (5, 3)
+    assert (found.entries, found.counters.stale) == (5, 3)
     assert found.oldest_at == 1763230004.0
 
 
@@ -130,13 +130,13 @@ async def test_a_topic_with_a_key_of_another_type_hides_no_other(
     await spoil(redis, f"{TOPIC}:{part}")
     spoilt, sound = await store.count([TOPIC, "mails"])
     assert spoilt.leases == 0
-    assert (sound.entries, sound.counters["produced"]) == (1, 1)
+    assert (sound.entries, sound.counters.produced) == (1, 1)
 
 
 async def test_broken_counters_count_nothing(store: Store, redis: Redis) -> None:
     await produce(store, "m1")
     await redis.hset(PREFIX + "counters", mapping={f"{TOPIC}:retried": "7 8", f"{TOPIC}:dead": "9" * 400})
     found = await row(store)
-    assert (found.counters["retried"], found.counters["dead"], found.counters["produced"]) == (0, 0, 1)
+    assert (found.counters.retried, found.counters.dead, found.counters.produced) == (0, 0, 1)
     await spoil(redis, "counters")
     assert await row(store) == EMPTY._replace(entries=1)

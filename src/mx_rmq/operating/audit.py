@@ -23,7 +23,7 @@ from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import decode_message
 from mx_rmq.operating.group_audit import check_groups, with_groups
 from mx_rmq.storage.contract import Examined, Suspect
-from mx_rmq.storage.counters import EVENTS, STALE, in_dlq, live
+from mx_rmq.storage.counters import EVENTS, STALE, Counters
 from mx_rmq.storage.keys import (
     ERROR_FIELD,
     GROUP_FIELD,
@@ -364,9 +364,9 @@ class _Audit:
         for topic in sorted(
             {name.rpartition(":")[0] for name in counters} | set(self._live) | set(self._dead)
         ):
-            of = {event: counters.get(f"{topic}:{event}", 0) for event in EVENTS}
-            await self._compare(topic, "adjusted", live(of), self._live[topic])
-            await self._compare(topic, "adjusted_dead", in_dlq(of), self._dead[topic])
+            of = Counters(*(counters.get(f"{topic}:{event}", 0) for event in EVENTS))
+            await self._compare(topic, "adjusted", of.live, self._live[topic])
+            await self._compare(topic, "adjusted_dead", of.in_dlq, self._dead[topic])
 
     async def _check_hints(
         self, before: dict[str, int], listed: dict[str, Counter[bytes]], usable: set[str]

@@ -10,6 +10,7 @@ import msgspec
 
 from mx_rmq.config import Durability
 from mx_rmq.message import Lane
+from mx_rmq.storage.counters import Counters
 
 _LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)(?: (\S+))?", re.ASCII)
 
@@ -239,7 +240,7 @@ class TopicRow(NamedTuple):
     leases: int
     oldest_at: float | None
     """When the message that is next in line was produced."""
-    counters: dict[str, int]
+    counters: Counters
 
 
 class Suspect(NamedTuple):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 HAPPENINGS: Final = (
     *("produced", "replayed", "completed", "dead", "cancelled", "deleted", "restored"),
@@ -16,25 +13,39 @@ HAPPENINGS: Final = (
 STALE: Final = "stale"
 """How many entries of a topic's lists no claim will deliver."""
 
-EVENTS: Final = (
-    *("produced", "replayed", "adjusted", "completed", "dead", "cancelled"),
-    *("restored", "adjusted_dead", "deleted", "retried", "put_off", "lapsed"),
-    STALE,  # the last one, as the script count_topics wants it
-)
-"""The counters that say how a topic stands; a field is named ``<topic>:<event>``."""
+
+class Counters(NamedTuple):
+    """The counters that say how a topic stands; each is the field ``<topic>:<name>`` of a hash."""
+
+    produced: int = 0
+    replayed: int = 0
+    adjusted: int = 0
+    completed: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    restored: int = 0
+    adjusted_dead: int = 0
+    deleted: int = 0
+    retried: int = 0
+    put_off: int = 0
+    lapsed: int = 0
+    stale: int = 0  # the last one, as the script count_topics wants it
+
+    @classmethod
+    def parse(cls, text: bytes) -> Counters:
+        """The counters from their values in the order of the fields."""
+        return cls(*map(int, text.split()))
+
+    @property
+    def live(self) -> int:
+        """How many messages are pending, processing or delayed."""
+        gained = self.produced + self.replayed + self.adjusted
+        return gained - self.completed - self.dead - self.cancelled
+
+    @property
+    def in_dlq(self) -> int:
+        """How many messages are dead now."""
+        return self.dead + self.restored + self.adjusted_dead - self.replayed - self.deleted
 
 
-def counters_of(text: bytes) -> dict[str, int]:
-    """The counters of a topic, from their values in the order of ``EVENTS``."""
-    return dict(zip(EVENTS, map(int, text.split()), strict=True))
-
-
-def live(of: Mapping[str, int]) -> int:
-    """How many messages of a topic are pending, processing or delayed, by its counters."""
-    gained = of["produced"] + of["replayed"] + of["adjusted"]
-    return gained - of["completed"] - of["dead"] - of["cancelled"]
-
-
-def in_dlq(of: Mapping[str, int]) -> int:
-    """How many messages of a topic are dead, by its counters."""
-    return of["dead"] + of["restored"] + of["adjusted_dead"] - of["replayed"] - of["deleted"]
+EVENTS: Final = Counters._fields

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from redis.exceptions import ResponseError
 
-from mx_rmq.checks import is_label
+from mx_rmq.checks import are_labels, is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
-from mx_rmq.storage.counters import STALE, in_dlq, live
+from mx_rmq.storage.counters import STALE
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
 from mx_rmq.storage.keys import KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Sequence
 
     from mx_rmq.message import Lane
     from mx_rmq.storage.contract import TopicRow
@@ -75,30 +76,34 @@ class Queries:
             self._read("ZCARD", "dlq"),
             self.workers(),
         )
-        # Names that are no labels are not from mx-rmq.
-        named = sorted(name.decode() for name in {*topics, *paused} if is_label(name))
-        rows, serving = await self._rows(named), _serving(workers)
-        counts = {
-            topic: _counts(rows[topic], serving.get(topic), paused=topic.encode() in paused)
-            for topic in named
-        }
+        stopped = _labels(paused)
+        counts = await self._counts(sorted({*_labels(topics), *stopped}), stopped, workers)
         return Counts(counts, delayed, dead, workers.read_at)
 
     async def topic_counts(self, topic: str) -> TopicCounts:
         """The counts of one topic."""
-        rows, paused, workers = await asyncio.gather(self._rows([topic]), self.paused(topic), self.workers())
-        return _counts(rows[topic], _serving(workers).get(topic), paused=paused)
+        (row,), paused, workers = await asyncio.gather(
+            self._store.count([topic]), self.paused(topic), self.workers()
+        )
+        return _counts(row, _serving(workers).get(topic), paused=paused)
 
-    async def _rows(self, topics: Sequence[str]) -> dict[str, TopicRow]:
-        """How topics stand; the calls are sent in one write."""
+    async def _counts(
+        self, topics: Sequence[str], paused: set[str], workers: Workers
+    ) -> dict[str, TopicCounts]:
+        """The counts of topics. The calls are sent in one write; each reply is read while others come."""
+        serving = _serving(workers)
+
+        async def of_chunk(topics: Sequence[str]) -> list[TopicCounts]:
+            counts: list[TopicCounts] = []
+            while len(counts) < len(topics):
+                rows = await self._store.count(topics[len(counts) :])
+                for topic, row in zip(topics[len(counts) :], rows, strict=False):
+                    counts.append(_counts(row, serving.get(topic), paused=topic in paused))
+            return counts
+
         chunks = [topics[start : start + _TOPICS] for start in range(0, len(topics), _TOPICS)]
-        return {topic: row for some in await asyncio.gather(*map(self._chunk, chunks)) for topic, row in some}
-
-    async def _chunk(self, topics: Sequence[str]) -> list[tuple[str, TopicRow]]:
-        rows: list[TopicRow] = []
-        while len(rows) < len(topics):
-            rows += await self._store.count(topics[len(rows) :])
-        return list(zip(topics, rows, strict=True))
+        counted = await asyncio.gather(*map(of_chunk, chunks))
+        return dict(zip(topics, chain.from_iterable(counted), strict=True))
 
     async def unfinished(self, *topics: str) -> list[Unfinished]:
         """What is pending and what is leased in each of the topics."""
@@ -354,21 +359,21 @@ def _counts(row: TopicRow, serving: _Serving | None, *, paused: bool) -> TopicCo
     held = 0
     if serving is not None:
         held = int(min(row.leases, max(serving.held, row.leases - serving.at_once)))
-    pending = max(0, row.entries - max(0, of[STALE]))
+    pending = max(0, row.entries - max(0, of.stale))
     return TopicCounts(
         pending=pending,
         running=row.leases - held,
         held=held,
-        delayed=max(0, live(of) - pending - row.leases),
-        in_dlq=max(0, in_dlq(of)),
+        delayed=max(0, of.live - pending - row.leases),
+        in_dlq=max(0, of.in_dlq),
         oldest_at=row.oldest_at,
         paused=paused,
-        produced=of["produced"],
-        completed=of["completed"],
-        retried=of["retried"],
-        put_off=of["put_off"],
-        recovered=of["lapsed"],
-        dead=of["dead"],
+        produced=of.produced,
+        completed=of.completed,
+        retried=of.retried,
+        put_off=of.put_off,
+        recovered=of.lapsed,
+        dead=of.dead,
     )
 
 
@@ -380,6 +385,12 @@ def _worker(name: bytes, seen_ms: bytes, facts: bytes) -> WorkerFacts:
         return msgspec.convert({"topics": ()} | said | seen, WorkerFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return WorkerFacts(_text(name), float(seen_ms) / 1000, ())
+
+
+def _labels(names: Collection[bytes]) -> set[str]:
+    """The topics among names; those that are no labels are not from mx-rmq."""
+    texts = [_text(name) for name in names]
+    return set(texts if are_labels(texts) else filter(is_label, texts))
 
 
 def _text(value: bytes | None) -> str:

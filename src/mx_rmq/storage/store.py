@@ -33,7 +33,7 @@ from mx_rmq.storage.contract import (
     Takeover,
     TopicRow,
 )
-from mx_rmq.storage.counters import EVENTS, HAPPENINGS, counters_of
+from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class Store:
         args = [self.keys.prefix, " ".join(EVENTS), *topics]
         cells = await self._run("count_topics", args)
         return [
-            TopicRow(entries, leases, float(oldest) if oldest else None, counters_of(counts))
+            TopicRow(entries, leases, float(oldest) if oldest else None, Counters.parse(counts))
             for entries, leases, oldest, counts in zip(*[iter(cells)] * 4, strict=True)
         ]
 
