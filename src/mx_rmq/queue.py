@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
-    from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.audit_report import AuditReport
     from mx_rmq.operating.doctor import Checkup
     from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage

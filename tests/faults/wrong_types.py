@@ -20,7 +20,7 @@ from tests.faults.run import Row, Run
 from tests.harness import command
 
 if TYPE_CHECKING:
-    from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.audit_report import AuditReport
     from tests.faults.pulse import Pulse
 
 OTHER = "others"

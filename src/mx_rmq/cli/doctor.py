@@ -13,7 +13,7 @@ from mx_rmq.cli.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.audit_report import AuditReport
     from mx_rmq.operating.doctor import Level
     from mx_rmq.queue import RedisMessageQueue
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import ResponseError
-
 from mx_rmq.checks import check_topic, is_label
 from mx_rmq.errors import InvalidName, UnreadableMessage
-from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.message import decode_message
+from mx_rmq.operating.audit_report import AuditReport, Finding
 from mx_rmq.operating.group_audit import check_groups, with_groups
+from mx_rmq.operating.scan import CHUNK, Scan, TimeOver, chunked
 from mx_rmq.storage.contract import Examined, Suspect
 from mx_rmq.storage.counters import EVENTS, STALE, Counters
 from mx_rmq.storage.keys import (
@@ -34,98 +32,20 @@ from mx_rmq.storage.keys import (
     TOPIC_PARTS,
 )
 from mx_rmq.storage.queries import Queries
-from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from mx_rmq.storage.store import Store
 
-CHUNK: Final = 500
-
 FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD, GROUP_FIELD))
 """The endings of the fields that a message has beside its body."""
-
-PLACES: Final = ("pending", "processing", "delayed", "dead")
-"""Where a message can be."""
 
 _UNGROUPED: Final = "ungrouped"
 """What the server says of a dead message that no group counts."""
 
 _STALE: Final = f":{STALE}"
 """The ending of the counter of a topic's stale entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One problem that the audit found."""
-
-    kind: str
-    what: str
-    """The message id, the key or the topic it is about."""
-    topic: str = ""
-    repaired: bool = False
-    detail: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return plain_fields(self)
-
-
-@dataclass(slots=True)
-class AuditReport:
-    """What the audit counted and found."""
-
-    places: Counter[str] = field(default_factory=Counter)
-    """How many messages are pending, processing, delayed and dead."""
-    stale_hints: int = 0
-    """Entries of pending lists that no claim would deliver. They are harmless: a claim drops them."""
-    ungrouped: int = 0
-    """Dead messages that no group counts: they died before groups were counted. A repair counts them."""
-    findings: list[Finding] = field(default_factory=list)
-    counters_checked: bool = True
-    """False if traffic during the audit made it meaningless to compare the counters."""
-    finished: bool = True
-    """False if the time was over before everything was looked at."""
-
-    @property
-    def clean(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.findings
-
-    @property
-    def live(self) -> int:
-        """How many messages are not finished: pending, processing or delayed."""
-        return self.places["pending"] + self.places["processing"] + self.places["delayed"]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {"clean": self.clean} | plain_fields(self)
-
-    @property
-    def summary(self) -> str:
-        """How it went, in one line."""
-        places = ", ".join(f"{self.places[place]} {place}" for place in PLACES)
-        hints = f", {self.stale_hints} stale entries" if self.stale_hints else ""
-        hints += f", {self.ungrouped} in no group" if self.ungrouped else ""
-        checked = (
-            "" if self.counters_checked else "; the counters changed during the audit and were not checked"
-        )
-        if not self.finished:
-            checked = "; the time was over before everything was looked at"
-        count = len(self.findings)
-        found = "clean" if self.clean else f"{count} finding{'' if count == 1 else 's'}"
-        return f"{found}: {places}{hints}{checked}"
-
-    def __str__(self) -> str:
-        if self.clean:
-            return self.summary
-        columns = ("problem", "what", "topic", "repaired", "detail")
-        rows = [
-            (each.kind, each.what, each.topic, "yes" if each.repaired else "no", each.detail)
-            for each in self.findings
-        ]
-        return f"{self.summary}\n{table(columns, rows)}"
 
 
 async def audit(
@@ -150,35 +70,30 @@ async def audit(
         progress: called with the number of messages looked at so far.
     """
     until = inf if within is None else monotonic() + within
-    run = _Audit(store, repair=repair, lease=lease, until=until, progress=progress)
+    scan = Scan(store.commands, until=until)
+    run = _Audit(store, scan, repair=repair, lease=lease, progress=progress)
     try:
         await run.run()
-    except _TimeOver:
+    except TimeOver:
         run.report.finished = run.report.counters_checked = False
     return run.report
-
-
-class _TimeOver(Exception):
-    """The audit shall end now."""
 
 
 class _Audit:
     def __init__(
         self,
         store: Store,
+        scan: Scan,
         *,
         repair: bool,
         lease: float,
-        until: float,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._store = store
         self._keys = store.keys
-        self._names_only = True
-        """Whether to ask HSCAN for NOVALUES; False once that is known not to work."""
+        self._scan = scan
         self._repair = repair
         self._lease = lease
-        self._until = until
         self._progress = progress
         self.report = AuditReport()
         self._live: Counter[str] = Counter()
@@ -209,7 +124,7 @@ class _Audit:
         """Every topic that has a key. Found by SCAN: the ``topics`` set is only for tools."""
         topics = set()
         pattern = self._keys.prefix.replace("[", "\\[") + "*"
-        async for key in self._names(pattern):
+        async for key in self._scan.names(pattern):
             name = key.decode(errors="replace").removeprefix(self._keys.prefix)
             topics |= {topic for part in TOPIC_PARTS if is_label(topic := _before(name, ":" + part))}
         return sorted(topics)
@@ -221,13 +136,13 @@ class _Audit:
             expected |= {self._keys.of_topic(topic, part): kind for part, kind in TOPIC_PARTS.items()}
         usable = set()
         for key, kind in expected.items():
-            found = (await self._command("TYPE", key)).decode()
+            found = (await self._scan.command("TYPE", key)).decode()
             if found in (kind, "none"):
                 usable.add(key)
                 continue
             if self._repair:
                 aside = f"{key}:foreign:{time.time_ns()}"
-                await self._command("RENAME", key, aside)
+                await self._scan.command("RENAME", key, aside)
                 usable.add(key)
             self._add("wrong-type", key, detail=f"is a {found}, not a {kind}")
         return usable
@@ -239,21 +154,17 @@ class _Audit:
         listed: dict[str, Counter[bytes]] = {}
         for topic in topics:
             entries = listed[topic] = Counter()
-            for part in PENDING.values():
-                key = self._keys.of_topic(topic, part)
-                start = 0
-                while key in usable and (
-                    chunk := await self._command("LRANGE", key, start, start + CHUNK - 1)
-                ):
+            lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
+            for key in filter(usable.__contains__, lists):
+                async for chunk in self._scan.list_entries(key):
                     entries.update(chunk)
-                    start += CHUNK
         return listed
 
     async def _check_bodies(self, listed: dict[str, Counter[bytes]]) -> list[Suspect]:
         """Judge every stored message; returns those that should be pending but were in no list."""
         unseen: list[Suspect] = []
         claimable: Counter[str] = Counter()
-        async for suspects in self._chunks(self._stored("payload")):
+        async for suspects in chunked(self._stored("payload")):
             for suspect, verdict in await self._judge(await self._with_topics("payload", suspects)):
                 if verdict.place == "none":
                     continue
@@ -292,7 +203,7 @@ class _Audit:
         kept: list[Any] = []
         for start in range(0, len(suspects), CHUNK):
             fields = [_shown(suspect.id) + KEPT_FIELD for suspect in suspects[start : start + CHUNK]]
-            kept += await self._command("HMGET", self._keys.of_queue("payload"), *fields)
+            kept += await self._scan.command("HMGET", self._keys.of_queue("payload"), *fields)
         return kept
 
     async def _check_places(self, topics: Iterable[str], usable: set[str]) -> None:
@@ -300,14 +211,14 @@ class _Audit:
         for topic in topics:
             key = self._keys.of_topic(topic, "processing")
             if key in usable:
-                async for chunk in self._chunks(self._entries("HSCAN", key, found_in=topic)):
+                async for chunk in chunked(self._entries("HSCAN", key, found_in=topic)):
                     await self._judge(chunk)
         for part in ("all_expire_monitor", "delay_tasks"):
-            async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue(part))):
+            async for chunk in chunked(self._entries("ZSCAN", self._keys.of_queue(part))):
                 await self._judge(chunk)
 
     async def _check_dead(self) -> None:
-        async for chunk in self._chunks(self._stored("dlq_payload")):
+        async for chunk in chunked(self._stored("dlq_payload")):
             suspects = await with_groups(self._store, await self._with_topics("dlq_payload", chunk))
             for _, verdict in await self._judge(suspects):
                 if verdict.place == "dead":
@@ -315,7 +226,7 @@ class _Audit:
                     self._dead[verdict.topic] += 1
                     self.report.ungrouped += _UNGROUPED in verdict.findings
             self._tell()
-        async for chunk in self._chunks(self._entries("ZSCAN", self._keys.of_queue("dlq"))):
+        async for chunk in chunked(self._entries("ZSCAN", self._keys.of_queue("dlq"))):
             await self._judge(chunk)
 
     async def _check_groups(self) -> None:
@@ -346,7 +257,7 @@ class _Audit:
     # -- counters
 
     async def _counters(self) -> dict[str, int]:
-        pairs = await self._command("HGETALL", self._keys.of_queue("counters"))
+        pairs = await self._scan.command("HGETALL", self._keys.of_queue("counters"))
         if not isinstance(pairs, dict):
             pairs = dict(zip(pairs[::2], pairs[1::2], strict=True))
         return {
@@ -378,7 +289,7 @@ class _Audit:
             lists = [self._keys.of_topic(topic, part) for part in PENDING.values()]
             if not self.report.counters_checked or (topic in listed and not usable.issuperset(lists)):
                 continue
-            entries = sum([await self._command("LLEN", key) for key in lists])
+            entries = sum([await self._scan.command("LLEN", key) for key in lists])
             said = before.get(topic + _STALE, 0)
             mended = self._strays[topic] if self._repair else 0
             if entries != listed.get(topic, Counter()).total() + mended:
@@ -386,7 +297,7 @@ class _Audit:
             elif said != stale:
                 if self._repair:
                     key = self._keys.of_queue("counters")
-                    await self._command("HSET", key, topic + _STALE, stale)
+                    await self._scan.command("HSET", key, topic + _STALE, stale)
                 if not self._strays[topic]:  # else the reported strays explain it
                     detail = f"the counters say {said} stale entries, found {stale}"
                     self._add("counters-disagree", topic + _STALE, topic=topic, detail=detail)
@@ -396,7 +307,7 @@ class _Audit:
             return
         if self._repair:
             key = self._keys.of_queue("counters")
-            await self._command("HINCRBY", key, f"{topic}:{adjustment}", found - said)
+            await self._scan.command("HINCRBY", key, f"{topic}:{adjustment}", found - said)
         place = "dead" if adjustment == "adjusted_dead" else "live"
         detail = f"the counters say {said} {place}, found {found}"
         self._add("counters-disagree", topic, topic=topic, detail=detail)
@@ -412,17 +323,12 @@ class _Audit:
             self._reported.add((kind, what))
             self.report.findings.append(Finding(kind, what, topic, repaired=self._repair, detail=detail))
 
-    async def _command(self, *args: Any) -> Any:
-        if monotonic() > self._until:
-            raise _TimeOver
-        return await self._store.commands.execute_command(*args)
-
     async def _stored(self, part: str) -> AsyncIterator[Suspect]:
         """Each message in a hash of bodies, once; then ids that have other fields but no body."""
         seen: set[bytes] = set()
         loose: set[bytes] = set()
         key = self._keys.of_queue(part)
-        async for name in self._fields(key):
+        async for name in self._scan.fields(key):
             id_ = next((name.removesuffix(suffix) for suffix in FIELDS if name.endswith(suffix)), name)
             if not is_label(id_):
                 await self._set_aside(key, name)
@@ -440,7 +346,9 @@ class _Audit:
         A field such as ``A1:colour`` is a message only if it has a topic or a readable body.
         """
         ids = [_shown(suspect.id) for suspect in suspects]
-        topics = await self._command("HMGET", self._keys.of_queue(part), *(id_ + TOPIC_FIELD for id_ in ids))
+        topics = await self._scan.command(
+            "HMGET", self._keys.of_queue(part), *(id_ + TOPIC_FIELD for id_ in ids)
+        )
         lost = [n for n, topic in enumerate(topics) if topic is None or not is_label(topic)]
         reading = Queries(self._store).values(part, [ids[n] for n in lost])
         found = [(_topic_of(body), body is not None) async for some in reading for body in some]
@@ -456,90 +364,14 @@ class _Audit:
 
     async def _set_aside(self, key: str, name: bytes) -> None:
         """Report a field that belongs to no message; a repair moves it to the hash ``<key>:foreign``."""
-        if self._repair and (value := await self._command("HGET", key, name)) is not None:
-            await self._command("HSET", f"{key}:foreign", name, value)
-            await self._command("HDEL", key, name)
+        if self._repair and (value := await self._scan.command("HGET", key, name)) is not None:
+            await self._scan.command("HSET", f"{key}:foreign", name, value)
+            await self._scan.command("HDEL", key, name)
         self._add("foreign-field", _shown(name), detail=f"in {key}")
 
     async def _entries(self, command: str, key: str, found_in: str = "") -> AsyncIterator[Suspect]:
-        async for name, _ in self._pairs(command, key):
+        async for name, _ in self._scan.pairs(command, key):
             yield Suspect(name, found_in=found_in)
-
-    async def _names(self, match: str) -> AsyncIterator[bytes]:
-        cursor: Any = 0
-        while True:
-            cursor, names = await self._command("SCAN", cursor, "MATCH", match, "COUNT", CHUNK)
-            for name in names:
-                yield name
-            if int(cursor) == 0:
-                return
-
-    async def _pairs(self, command: str, key: str) -> AsyncIterator[tuple[bytes, Any]]:
-        """The pairs of a hash or sorted set, whether or not the client has paired the reply."""
-        cursor: Any = 0
-        while True:
-            cursor, items = await self._command(command, key, cursor, "COUNT", CHUNK)
-            for name, value in _paired(items):
-                yield name, value
-            if int(cursor) == 0:
-                return
-
-    async def _fields(self, key: str) -> AsyncIterator[bytes]:
-        """The names of a hash's fields.
-
-        A server without NOVALUES (Redis before 7.4) sends the values too. Then each call asks for so few
-        fields that the reply is a small part of the longest one allowed. The fields so far serve as the
-        estimate: the order of a hash is random, so the next ones are like them. A call asks for at most a
-        quarter of their number, so that rare large values do not first appear in a very large reply.
-        """
-        cursor: Any = 0
-        count = 1
-        fields = size = 0
-        while True:
-            if self._names_only:
-                try:
-                    reply = await self._command("HSCAN", key, cursor, "COUNT", CHUNK, "NOVALUES")
-                except ResponseError as error:
-                    if "syntax" not in str(error):
-                        raise
-                    self._names_only = False
-                    continue
-                if isinstance(reply[1], dict):  # a client that pairs every HSCAN reply
-                    self._names_only = False
-                    continue
-                cursor, names = reply
-            else:
-                cursor, items = await self._command("HSCAN", key, cursor, "COUNT", count)
-                pairs = _paired(items)
-                names = [name for name, _ in pairs]
-                fields += len(pairs)
-                size += sum(len(name) + len(value) for name, value in pairs)
-                fitting = fields * REPLY_BYTES // (32 * size) if size else CHUNK
-                count = max(1, min(fields // 4, fitting, CHUNK))
-            for name in names:
-                yield name
-            if int(cursor) == 0:
-                return
-
-    async def _chunks(self, suspects: AsyncIterator[Suspect]) -> AsyncIterator[list[Suspect]]:
-        """Suspects in chunks of one call each."""
-        chunk: list[Suspect] = []
-        async for suspect in suspects:
-            chunk.append(suspect)
-            if len(chunk) == CHUNK:
-                yield chunk
-                chunk = []
-        if chunk:
-            yield chunk
-
-
-def _paired(items: Any) -> list[tuple[bytes, Any]]:
-    """The pairs of a reply, whether or not the client has paired it."""
-    if isinstance(items, dict):
-        return list(items.items())
-    if items and not isinstance(items[0], tuple | list):
-        return list(zip(items[::2], items[1::2], strict=True))
-    return list(items)
 
 
 def _shown(name: str | bytes) -> str:

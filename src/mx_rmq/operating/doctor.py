@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config
-    from mx_rmq.operating.audit import AuditReport
+    from mx_rmq.operating.audit_report import AuditReport
     from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
     from mx_rmq.storage.server_facts import ServerFacts
     from mx_rmq.storage.shard import Shard
