@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from asyncio import get_running_loop
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -168,7 +169,7 @@ class Lifecycle:
     def producer(self) -> Producer | None:
         """The producer, if the queue is open in this event loop."""
         session = self._session
-        if session is None or session.opened is None or session.loop is not asyncio.get_running_loop():
+        if session is None or session.opened is None or session.loop is not get_running_loop():
             return None
         return session.opened.producer
 
@@ -180,7 +181,7 @@ class Lifecycle:
             ConfigError: it is not open in this event loop.
         """
         session = self._session
-        if session is None or session.opened is None or session.loop is not asyncio.get_running_loop():
+        if session is None or session.opened is None or session.loop is not get_running_loop():
             raise ConfigError("the queue is not open; use 'async with queue:' or await queue.open()")
         return session.opened.shards
 
@@ -207,7 +208,7 @@ class Lifecycle:
 
         If an earlier loop ended without ``close``, its connections ended with it and are not used again.
         """
-        loop, session = asyncio.get_running_loop(), self._session
+        loop, session = get_running_loop(), self._session
         if session is None or session.loop is not loop:
             if session is not None and session.opened is not None and session.loop.is_running():
                 raise ConfigError("the queue is open in another event loop; make one queue for each loop")

@@ -42,7 +42,7 @@ class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The last frames of the user's code; files, lines and functions."""
 
 
-class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Message(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """A message as the server stores it."""
 
     v: int

@@ -16,7 +16,6 @@ from mx_rmq.checks import (
     check_seconds,
     check_topic,
     is_number,
-    plain,
     refusal,
     refuse_unknown,
     shown,
@@ -116,12 +115,11 @@ def check_options(
     Raises:
         ConfigError, InvalidName, InvalidPayload: says which option, and what it must be.
     """
-    if not isinstance(topic, str):  # the producer checks the name itself, once per topic
-        check_topic(topic)
-    if priority not in LANES:
+    if type(topic) is not str:  # the producer checks the name itself, once per topic
+        topic = check_topic(topic)
+    if type(priority) is not str or priority not in LANES:
         check_choice("priority", priority, LANES)
-    if type(priority) is not str:
-        priority = LANES[LANES.index(priority)]
+        priority = LANES[LANES.index(priority)]  # a plain str
     wait: float = 0.0
     if delay != 0:
         wait = _check_delay(delay)
@@ -145,7 +143,7 @@ def check_options(
     if message_id is not None:
         message_id = check_id(message_id)
     copied = {} if headers is None else checked_headers(headers)
-    return Options(plain(topic), message_id, priority, copied, lifetime, kept, wait, durability, memory)
+    return Options(topic, message_id, priority, copied, lifetime, kept, wait, durability, memory)
 
 
 def refuse_unknown_options(names: Iterable[str]) -> None:

@@ -41,6 +41,7 @@ class Producer:
 
     def __init__(self, config: Config, shards: Sequence[Shard]) -> None:
         self._config = config
+        self._max_bytes = config.max_bytes
         self._shards = shards
         self._batchers: dict[Key, Batcher[NewMessage, Receipt]] = {}
         self._calls = Calls(config)
@@ -52,8 +53,8 @@ class Producer:
 
         ``NotDurable`` names all of them; its ``of`` makes the error for this one.
         """
-        if len(message.body) > self._config.max_bytes:  # here, so that it fails alone, not its batch
-            raise too_large(topic, message, self._config.max_bytes)
+        if len(message.body) > self._max_bytes:  # here, so that it fails alone, not its batch
+            raise too_large(topic, message, self._max_bytes)
         shards = self._shards
         shard = shards[0] if len(shards) == 1 else shards[shard_number(message.id, len(shards))]
         key = shard, topic, message.delay > 0, message.durability
