@@ -31,11 +31,6 @@ class Counters(NamedTuple):
     lapsed: int = 0
     stale: int = 0  # the last one, as the script count_topics wants it
 
-    @classmethod
-    def parse(cls, text: bytes) -> Counters:
-        """The counters from their values in the order of the fields."""
-        return cls(*map(int, text.split()))
-
     @property
     def live(self) -> int:
         """How many messages are pending, processing or delayed."""

@@ -347,11 +347,7 @@ class Store:
     async def count(self, topics: Sequence[str]) -> list[TopicRow]:
         """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
         args = [self.keys.prefix, " ".join(EVENTS), *topics]
-        cells = await self._run("count_topics", args)
-        return [
-            TopicRow(entries, leases, float(oldest) if oldest else None, Counters.parse(counts))
-            for entries, leases, oldest, counts in zip(*[iter(cells)] * 4, strict=True)
-        ]
+        return [_topic_row(text) for text in await self._run("count_topics", args)]
 
     async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
         """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
@@ -452,6 +448,12 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
         f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
         f"the limit is {max_bytes}; store large data elsewhere and send a reference"
     )
+
+
+def _topic_row(text: bytes) -> TopicRow:
+    entries, leases, oldest, *counts = text.split()
+    at = None if oldest == b"-" else float(oldest)
+    return TopicRow(int(entries), int(leases), at, Counters(*map(int, counts)))
 
 
 _NOTHING: Final = Kept()

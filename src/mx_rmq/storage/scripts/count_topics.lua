@@ -2,8 +2,8 @@
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 counters hash
 -- ARGV     prefix, events; per topic: topic; now_us
 --          (events: the counters to read, separated by spaces; the last one is that of stale entries)
--- Returns  per topic: entries in its lists, leases, when the message next in line was produced
---          ('' if there is none or it cannot be read), the counters separated by spaces.
+-- Returns  per topic a text, separated by spaces: entries in its lists, leases, when the message next
+--          in line was produced ('-' if there is none or it cannot be read), the counters.
 --          No further topics once reply_bytes of bodies were read; ask again for those
 -- Keeps    I8; reads only
 -- Uses     limits lanes batch
@@ -24,18 +24,18 @@ end
 
 -- A counter as digits; 0 if it is missing or another program wrote something else there.
 local function whole(text)
-  return text and #text <= 20 and string.find(text, '^-?%d+$') and text or '0'
+  return text and #text <= 20 and string.find(text, '^-?%d+$') and text or 0
 end
 
 -- The field stands behind the payload and the headers, and no text behind it can hold its name.
 local function produced_at(body)
-  if not body then return '' end
+  if not body then return end
   bytes = bytes + #body
   local found = string.match(string.sub(body, -near), '.*"created_at":([%d.]+)')
   if not found and #body > near then
     found = string.match(string.sub(body, -far), '.*"created_at":([%d.]+)')
   end
-  return found and tonumber(found) and found or ''
+  return found and tonumber(found) and found
 end
 
 -- The body of the first entry that a claim would deliver, if that is among the first 100.
@@ -53,27 +53,26 @@ local function first_of(topic, list, processing, stale)
   end
 end
 
-local rows, fields = {}, {}
+local rows, fields, row = {}, {}, {}
 for t, topic in ipairs(batch(3, 1)) do
   if bytes >= reply_bytes then break end
   for n = 1, #names do fields[n] = topic .. names[n] end
   local counted = redis.pcall('HMGET', counters, unpack(fields))
   local has_stale = counted[#names]
-  for n = 1, #names do counted[n] = whole(counted[n]) end
+  for n = 1, #names do row[n + 3] = whole(counted[n]) end
 
   local processing = prefix .. topic .. ':processing'
-  local entries, oldest = 0, ''
+  local entries, oldest = 0, nil
   for n = 1, #lanes do
     local list = prefix .. topic .. suffixes[lanes[n]]
     local count = number(redis.pcall('LLEN', list))
     if count > 0 then
       local first = produced_at(first_of(topic, list, processing, has_stale))
-      if first ~= '' and (oldest == '' or tonumber(first) < tonumber(oldest)) then oldest = first end
+      if first and (not oldest or tonumber(first) < tonumber(oldest)) then oldest = first end
     end
     entries = entries + count
   end
-  local at = (t - 1) * 4
-  rows[at + 1], rows[at + 2] = entries, number(redis.pcall('HLEN', processing))
-  rows[at + 3], rows[at + 4] = oldest, table.concat(counted, ' ')
+  row[1], row[2], row[3] = entries, number(redis.pcall('HLEN', processing)), oldest or '-'
+  rows[t] = table.concat(row, ' ')
 end
 return rows
