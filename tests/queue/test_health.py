@@ -126,7 +126,7 @@ async def test_a_server_that_is_away_is_a_problem_and_health_never_raises(proxy:
         await eventually(lambda: _problem(mq, "the fetcher has failed for "))
         assert (await mq.health()).is_alive, "a restart would not help"
         proxy.back()
-        await eventually(lambda: _well(mq))
+        await becomes_well(mq)
 
 
 async def test_replies_that_do_not_come_are_seen_within_seconds(proxy: Proxy, redis: Redis) -> None:
@@ -142,11 +142,18 @@ async def test_replies_that_do_not_come_are_seen_within_seconds(proxy: Proxy, re
         assert not health.ok
         await eventually(lambda: _problem(mq, "the fetcher has failed for "))
         proxy.return_replies()
-        await eventually(lambda: _well(mq))
+        await becomes_well(mq)
 
 
 async def _problem(mq: RedisMessageQueue, begins: str) -> bool:
     return any(problem.startswith(begins) for problem in (await mq.health()).problems)
+
+
+async def becomes_well(mq: RedisMessageQueue) -> None:
+    try:
+        await eventually(lambda: _well(mq))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {(await mq.health()).problems}") from None
 
 
 async def _well(mq: RedisMessageQueue) -> bool:
@@ -185,7 +192,7 @@ async def test_a_fetcher_that_hangs_is_reported_here_by_the_probe_and_to_others(
     never.set()
     monkeypatch.undo()
     fetcher.alarm.ring()
-    await eventually(lambda: _well(mq))
+    await becomes_well(mq)
 
 
 async def _sick(outside: RedisMessageQueue) -> WorkerFacts | None:
@@ -210,7 +217,7 @@ async def test_a_topic_whose_claims_are_refused_is_named_here_and_to_others(
     facts = await eventually(lambda: _sick(outside))
     assert facts.problems[0].startswith("the server refuses claims of broken: ")
     await redis.delete(f"{PREFIX}broken:pending")
-    await eventually(lambda: _well(mq))
+    await becomes_well(mq)
 
 
 @ONE_SERVER
@@ -325,7 +332,7 @@ async def test_without_its_server_a_process_is_alive_but_not_ready(proxy: Proxy,
         status, told = await answer(app, "/readyz")
         assert (status, told["ready"]) == (503, False)
         proxy.back()
-        await eventually(lambda: _well(mq))
+        await becomes_well(mq)
 
 
 async def test_health_asks_only_for_rights_that_workers_have(redis: Redis, server: EmbeddedServer) -> None:

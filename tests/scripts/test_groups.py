@@ -83,7 +83,7 @@ async def test_a_message_without_a_group_dies_all_the_same(store: Store, redis: 
     await seed(redis, leased("a"))
     keys = store.keys.of_script(store._scripts["move_to_dlq"], "t")
     text = store._scripts["move_to_dlq"].text
-    args = (PREFIX, "t", "a", "1@5", "", "why", "", group, str(NOW * 1000))
+    args = (PREFIX, "t", "", "a", "1@5", "", "why", "", group, str(NOW * 1000))
     assert await redis.execute_command("EVAL", text, len(keys), *keys, *args) == [1]
     assert await everything(redis) == together(dead("a"), counted({"t:dead": 1}))
 
