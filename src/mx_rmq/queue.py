@@ -654,6 +654,10 @@ class RedisMessageQueue:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
         return await self._topics.cancel(id_)
 
+    async def cancel_many(self, ids: Iterable[str]) -> int:
+        """Withdraw those of many messages that have not started; returns how many there were."""
+        return await self._topics.cancel_many(ids)
+
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic everywhere; producing to it goes on.
 

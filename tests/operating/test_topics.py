@@ -40,6 +40,20 @@ async def test_a_message_that_has_not_started_can_be_cancelled(
     assert not (await queue.produce("t", 1, message_id="A2")).duplicate
 
 
+async def test_many_are_cancelled_in_batches(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1, message_id="dead")
+    await bury(redis)
+    await queue.produce("t", 1, message_id="running")
+    await claim(redis)
+    ids = await queue.produce_many("t", range(1500))
+    await queue.produce("t", 1, message_id="later", delay=60)
+    assert await queue.cancel_many(["dead", "running", "unknown", *ids, "later", ids[0]]) == 1501
+    counts = (await queue.counts()).topics["t"]
+    assert (counts.pending, counts.delayed, counts.processing, counts.in_dlq) == (0, 0, 1, 1)
+    assert await is_sound(queue)
+    assert await queue.cancel_many([]) == 0
+
+
 async def test_what_runs_is_dead_or_gone_cannot_be_cancelled(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce("t", 1, message_id="dead")
     await bury(redis)

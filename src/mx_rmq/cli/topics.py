@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -140,7 +139,6 @@ async def _export_and_withdraw(
         withdrawn = 0
         every = list(ids)
         for start in range(0, len(every), BATCH):
-            calls = [queue.cancel(id_) for id_ in every[start : start + BATCH]]
-            withdrawn += sum(await asyncio.gather(*calls))
+            withdrawn += await queue.cancel_many(every[start : start + BATCH])
             progress(withdrawn)
     return withdrawn

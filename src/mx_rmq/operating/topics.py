@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id, check_topic
 from mx_rmq.errors import UnknownTopic
+from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Cancelled
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from mx_rmq.storage.shard import Shard
 
@@ -39,6 +40,18 @@ class Topics:
         id_ = check_id(id_)
         shard = self._shards[shard_number(id_, len(self._shards))]
         return await shard.operating.cancel([id_]) == [Cancelled.CANCELLED]
+
+    async def cancel_many(self, ids: Iterable[str]) -> int:
+        """Withdraw messages that have not started; returns how many there were."""
+        by_shard: dict[Shard, list[str]] = {}
+        for id_ in map(check_id, ids):
+            by_shard.setdefault(self._shards[shard_number(id_, len(self._shards))], []).append(id_)
+        cancelled = 0
+        for shard, own in by_shard.items():
+            for start in range(0, len(own), BATCH):
+                ends = await shard.operating.cancel(own[start : start + BATCH])
+                cancelled += ends.count(Cancelled.CANCELLED)
+        return cancelled
 
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic."""
