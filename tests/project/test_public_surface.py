@@ -25,10 +25,9 @@ NAMES = """
 """
 QUEUE = """
     audit cancel cancel_many close config counts delete dlq doctor drain explain find handler
-    has_produce_middleware health health_app history list metrics_app middleware on_dead on_retry open override
-    pause produce
-    produce_many produce_middleware purge queues rates resume run serve_metrics start stop sync tail topics
-    workers
+    has_produce_middleware health health_app history list metrics_app middleware on_dead on_retry open
+    override pause produce produce_many produce_middleware purge queues rates resume run serve_metrics start
+    stop sync tail topics workers
 """
 OPTIONS = """
     url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
