@@ -10,6 +10,7 @@ import pytest
 from mx_rmq import CanaryDied, CanaryUnfinished, ConfigError, RedisMessageQueue, Retry
 from mx_rmq.message import Death
 from mx_rmq.operating.dlq_reader import Filter, Walk
+from mx_rmq.storage.dead_queries import DeadQueries, Mark
 from tests.harness import command
 from tests.words import PREFIX, MakeQueue, bury, eventually, in_order, is_sound
 
@@ -74,8 +75,8 @@ async def test_a_replay_reads_only_a_part_of_the_dlq_at_a_time(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
     await dead(queue, redis, 1700)
-    walk = Walk(queue._lifecycle.shards[0].operating, Filter())
-    assert len(await walk.next(10_000)) <= 1000
+    with Walk(queue._lifecycle.shards[0].operating, Filter()) as walk:
+        assert len(await walk.next(10_000)) <= 1000
 
 
 # -- what others do at the same time
@@ -84,17 +85,18 @@ async def test_a_replay_reads_only_a_part_of_the_dlq_at_a_time(
 async def test_what_does_not_match_is_passed_even_if_it_goes_away(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
-    """The place of a walk is a message; if that is deleted, the walk begins at those that died with it."""
+    """The place of a walk is a message; that may be deleted."""
     await dead(queue, redis, 700, topic="other")
     ids = await dead(queue, redis, 700)
     await command(redis, "EVAL", _SAME_TIME, 1, f"{PREFIX}dlq")  # so that topics stand in any order
     seen: list[int] = []
 
-    walk = Walk(queue._lifecycle.shards[0].operating, Filter(topic="t"))
-    while rows := await walk.next(50):
-        seen.append(len(rows))
-        assert walk._passed is None or await queue.dlq.delete(walk._passed.id.decode()) in (0, 1)
-        await queue.dlq.replay(*(row.id.decode() for row in rows))
+    with Walk(queue._lifecycle.shards[0].operating, Filter(topic="t")) as walk:
+        while rows := await walk.next(50):
+            seen.append(len(rows))
+            place = walk._seen.id.decode() if walk._seen else ""
+            assert place in ids or await queue.dlq.delete(place) in (0, 1)
+            await queue.dlq.replay(*(row.id.decode() for row in rows))
     assert sum(seen) == 700
     assert sorted(await in_order(redis)) == sorted(ids)
 
@@ -102,6 +104,20 @@ async def test_what_does_not_match_is_passed_even_if_it_goes_away(
 _SAME_TIME = """
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do redis.call('ZADD', KEYS[1], 5, id) end
 """
+
+
+@pytest.mark.parametrize("latest", [False, True])
+async def test_a_place_whose_message_is_gone_is_between_those_that_died_with_it(
+    queue: RedisMessageQueue, redis: Redis, latest: bool
+) -> None:
+    ids = sorted(await dead(queue, redis, 30), reverse=latest)
+    await command(redis, "EVAL", _SAME_TIME, 1, f"{PREFIX}dlq")
+    queries = DeadQueries(queue._lifecycle.shards[0].operating)
+    await queue.dlq.delete(ids[18])
+    behind = await queries.marks(Mark(b"5", ids[18].encode()), 4, latest=latest)
+    assert [mark.id.decode() for mark in behind] == ids[19:21]  # the others of their page stand before it
+    assert [mark.id.decode() for mark in await queries.marks(behind[-1], 4, latest=latest)] == ids[21:25]
+    assert await queries.marks(Mark(b"5", ids[29].encode()), 4, latest=latest) == []
 
 
 async def test_those_that_cannot_be_replayed_stop_nothing(queue: RedisMessageQueue, redis: Redis) -> None:
@@ -127,14 +143,14 @@ async def test_a_message_that_dies_after_a_walk_began_is_not_met(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
     await dead(queue, redis, 300)
-    walk = Walk(queue._lifecycle.shards[0].operating, Filter(), bodies=False)
-    await walk.begin()
-    (late,) = await dead(queue, redis, 1)
-    await command(redis, "ZADD", f"{PREFIX}dlq", "INCR", 1000, late)
     met = 0
-    while rows := await walk.next(200):
-        met += len(rows)
-        await queue.dlq.delete(*(row.id.decode() for row in rows))
+    with Walk(queue._lifecycle.shards[0].operating, Filter(), bodies=False) as walk:
+        await walk.begin()
+        (late,) = await dead(queue, redis, 1)
+        await command(redis, "ZADD", f"{PREFIX}dlq", "INCR", 1000, late)
+        while rows := await walk.next(200):
+            met += len(rows)
+            await queue.dlq.delete(*(row.id.decode() for row in rows))
     assert met == 300
     assert [letter.id for letter in (await queue.dlq.list()).letters] == [late]
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
@@ -141,11 +142,9 @@ class DeadLetters:
                 return sum(one.count for one in own)
         counted = 0
         for shard in self._shards:
-            walk = Walk(shard.operating, Filter(topic, error, group), bodies=False)
-            while rows := await walk.next(_AT_ONCE):
-                counted += len(rows)
-                for row in rows:
-                    walk.stays(row)
+            with Walk(shard.operating, Filter(topic, error, group), bodies=False) as walk:
+                while rows := await walk.next(_AT_ONCE):
+                    counted += len(rows)
         return counted
 
     async def get(self, id_: str) -> DeadLetter:
@@ -168,11 +167,10 @@ class DeadLetters:
         ``letter.as_dict()`` is what ``restore`` takes.
         """
         for shard in self._shards:
-            walk = Walk(shard.operating, Filter(topic, error, group))
-            while rows := await walk.next(_AT_ONCE):
-                for row in rows:
-                    yield letter_of(row)
-                    walk.stays(row)
+            with Walk(shard.operating, Filter(topic, error, group)) as walk:
+                while rows := await walk.next(_AT_ONCE):
+                    for row in rows:
+                        yield letter_of(row)
 
     # -- replaying
 
@@ -229,20 +227,21 @@ class DeadLetters:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
         check_whole("canary", canary, 1, none="no canary")
         timeout = check_seconds("canary_timeout", canary_timeout)
-        walks = [Walk(shard.operating, Filter(topic, error, group)) for shard in self._shards]
-        for walk in walks:
-            await walk.begin()
-        replayed = 0
-        if canary is not None:
-            tried = [id_ async for some in self._replay(walks, rate, canary) for id_ in some]
-            replayed = len(tried)
-            if progress is not None:
-                progress(replayed)
-            await watch_canaries(self._shards, tried, timeout)
-        async for some in self._replay(walks, rate):
-            replayed += len(some)
-            if progress is not None:
-                progress(replayed)
+        replayed, where = 0, Filter(topic, error, group)
+        with ExitStack() as stack:
+            walks = [stack.enter_context(Walk(shard.operating, where)) for shard in self._shards]
+            for walk in walks:
+                await walk.begin()
+            if canary is not None:
+                tried = [id_ async for some in self._replay(walks, rate, canary) for id_ in some]
+                replayed = len(tried)
+                if progress is not None:
+                    progress(replayed)
+                await watch_canaries(self._shards, tried, timeout)
+            async for some in self._replay(walks, rate):
+                replayed += len(some)
+                if progress is not None:
+                    progress(replayed)
         if topic is not None and not replayed:
             await refuse_unknown_topic(self._shards, topic, self._handled)
         return replayed
@@ -256,7 +255,7 @@ class DeadLetters:
         left = sys.maxsize if most is None else most
         for shard, walk in zip(self._shards, walks, strict=True):
             while left and (rows := await walk.next(min(at_once, left))):
-                some = await _replay_rows(shard, walk, rows)
+                some = await _replay_rows(shard, rows)
                 left -= len(some)
                 yield some
                 if rate is not None:
@@ -302,16 +301,12 @@ class DeadLetters:
         """
         deleted = 0
         for shard in self._shards:
-            walk = Walk(shard.operating, Filter(topic, error, group), bodies=False)
-            while rows := await walk.next(_PAGE):
-                ids = [row.id.decode(errors="replace") for row in rows]
-                some = await shard.operating.delete_dead(ids, [row.died_at for row in rows])
-                if some < len(rows):
-                    for row in rows:
-                        walk.stays(row)
-                deleted += some
-                if progress is not None:
-                    progress(deleted)
+            with Walk(shard.operating, Filter(topic, error, group), bodies=False) as walk:
+                while rows := await walk.next(_PAGE):
+                    ids = [row.id.decode(errors="replace") for row in rows]
+                    deleted += await shard.operating.delete_dead(ids, [row.died_at for row in rows])
+                    if progress is not None:
+                        progress(deleted)
         if topic is not None and not deleted:
             await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted
@@ -421,15 +416,10 @@ async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any) -> int:
     return looked
 
 
-async def _replay_rows(shard: Shard, walk: Walk, rows: Rows) -> Ids:
-    """Replay dead messages of a walk; returns those that live now."""
-    replayed = []
-    for row, status in zip(rows, await replay(shard.operating, rows), strict=True):
-        if status is Replayed.REPLAYED:
-            replayed.append(row.id.decode(errors="replace"))
-        else:
-            walk.stays(row)
-    return replayed
+async def _replay_rows(shard: Shard, rows: Rows) -> Ids:
+    """Replay dead messages; returns those that live now."""
+    ends = zip(rows, await replay(shard.operating, rows), strict=True)
+    return [row.id.decode(errors="replace") for row, end in ends if end is Replayed.REPLAYED]
 
 
 async def _each(records: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_death
@@ -79,9 +80,10 @@ async def with_bodies(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[
 
 
 class Walk:
-    """A walk through the dead messages that match, the first death first, while they leave the DLQ.
+    """A walk through the dead messages that match, the first death first; they may leave the DLQ meanwhile.
 
-    It ends with the messages that were dead when it began: one that dies again is not met again.
+    It ends with the messages that were dead when it began: one that dies again is not met again. While the
+    caller works on some messages, the server reads the next ones. Use it in a ``with`` block.
 
     Args:
         store: of the shard.
@@ -96,47 +98,63 @@ class Walk:
         self._bodies = bodies
         self._ready: list[DeadRow] = []
         """Read, but not given out yet."""
-        self._passed: Mark | None = None
-        """The last message that was seen and stays in the DLQ."""
+        self._reading: asyncio.Task[list[DeadRow] | None] | None = None
+        self._marks: list[Mark] = []
+        """Found, but not looked at yet."""
+        self._seen: Mark | None = None
+        """The last message that was looked at."""
         self._left = -1
         """How many matches there may still be; negative before the walk begins."""
         self._last_ms = 0.0
+
+    def __enter__(self) -> Walk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def begin(self) -> None:
         """Note which messages are dead now."""
         self._left, self._last_ms = await self._queries.extent()
 
     async def next(self, limit: int) -> list[DeadRow]:
-        """Up to *limit* messages; empty at the end. The caller removes them or says that they stay."""
+        """Up to *limit* messages; empty at the end."""
         if self._left < 0:
             await self.begin()
-        while not self._ready and await self._look():
-            pass
+        while not self._ready:
+            reading, self._reading = self._reading, None
+            found = await (reading or self._look())
+            if found is None:
+                return []
+            self._ready = found
+            await self._step()  # now: when the caller removes messages, those behind them move up
+            self._reading = asyncio.create_task(self._look())
+            self._reading.add_done_callback(_retrieve)
         found, self._ready = self._ready[:limit], self._ready[limit:]
         return found
 
-    async def _look(self) -> bool:
-        """Read on; False at the end."""
-        marks = await self._queries.marks(self._passed, _LOOK) if self._left > 0 else []
-        marks = [mark for mark in marks if mark.order[0] <= self._last_ms]
-        if not marks:
-            return False
-        looked, rows = await self._where.matches(
-            self._store, [mark.id for mark in marks], bodies=self._bodies
-        )
-        self._ready = rows[: self._left]
-        self._left -= len(self._ready)
-        if looked == len(marks) < _LOOK:  # these were the last
-            self._left = 0
-        matches = {row.id for row in rows}
-        for mark in reversed(marks[:looked]):
-            if mark.id not in matches:
-                self._passed = mark
-                break
-        return True
+    async def _step(self) -> None:
+        """Find the next messages."""
+        if not self._marks and self._left > 0:
+            marks = await self._queries.marks(self._seen, _LOOK)
+            self._marks = [mark for mark in marks if mark.order[0] <= self._last_ms]
 
-    def stays(self, row: DeadRow) -> None:
-        """A message has not left the DLQ: the walk goes on behind it."""
-        mark = Mark(row.died_ms, row.id)
-        if self._passed is None or mark.order > self._passed.order:
-            self._passed = mark
+    async def _look(self) -> list[DeadRow] | None:
+        """The matches among the next messages; None at the end."""
+        await self._step()
+        if not self._marks or not self._left:
+            return None
+        ids = [mark.id for mark in self._marks]
+        looked, rows = await self._where.matches(self._store, ids, bodies=self._bodies)
+        self._seen = self._marks[looked - 1]
+        self._marks = self._marks[looked:]
+        rows = rows[: self._left]
+        self._left -= len(rows)
+        return rows
+
+
+def _retrieve(reading: asyncio.Task[Any]) -> None:
+    """Without this, an error that nobody asks for any more would be logged."""
+    if not reading.cancelled():
+        reading.exception()

@@ -27,6 +27,10 @@ class Mark(NamedTuple):
         """Compares as the server does."""
         return float(self.died_ms), self.id
 
+    def is_behind(self, other: Mark, *, latest: bool) -> bool:
+        """Whether it comes after another, the first death first, or the latest."""
+        return self.order < other.order if latest else self.order > other.order
+
 
 class StoredGroup(NamedTuple):
     """A group of dead messages as it is stored; instants in seconds."""
@@ -45,9 +49,9 @@ class DeadQueries:
         self._keys = store.keys
 
     async def marks(self, after: Mark | None, count: int, *, latest: bool = False) -> list[Mark]:
-        """Messages behind a place in the DLQ, the first death first, or the latest.
+        """Up to *count* messages behind a place in the DLQ, the first death first, or the latest.
 
-        If the message at that place is gone, those that died with it come again.
+        The message at that place may be gone.
         """
         start = 0
         if after is not None:
@@ -58,8 +62,13 @@ class DeadQueries:
             )
             start = others if rank is None else rank + 1
         order = ("REV", "WITHSCORES") if latest else ("WITHSCORES",)
-        rows = await self._read("ZRANGE", "dlq", start, start + count - 1, *order)
-        return [Mark(died_ms, id_) for id_, died_ms in zip(rows[::2], rows[1::2], strict=True)]
+        while True:
+            rows = await self._read("ZRANGE", "dlq", start, start + count - 1, *order)
+            found = [Mark(died_ms, id_) for id_, died_ms in zip(rows[::2], rows[1::2], strict=True)]
+            behind = [mark for mark in found if after is None or mark.is_behind(after, latest=latest)]
+            if behind or len(found) < count:
+                return behind
+            start += count  # all of them died together with the one that is gone, and stand before it
 
     async def extent(self) -> tuple[int, float]:
         """How many messages are dead, and the time of the latest death in ms."""
