@@ -21,7 +21,7 @@ class ServerRefused(ConfigError):
 
 
 class InvalidName(MxRmqError, ValueError):
-    """A queue, topic, message id or worker name is not 1 to 128 letters, digits and ``_ . -``."""
+    """The name of a queue, a topic, a message or a worker has a character or an ending that is not allowed."""
 
 
 class InvalidPayload(MxRmqError, ValueError):
