@@ -216,6 +216,15 @@ async def is_broken(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def refuse_a_real_shop(url: str) -> None:
+    """End here if the queue is in use: what follows breaks it."""
+    async with shop(url, []) as queue:
+        if (await queue.counts()).topics or await queue.workers():
+            sys.exit(
+                f"the queue 'shop' on {queue.config.shown_url} is in use; unset MX_RMQ_URL, or give --url"
+            )
+
+
 async def keep_open(url: str, orders: int, seconds: float) -> None:
     """Break the queue, start the workers, and wait."""
     workers = Workers(url, seconds)
@@ -224,6 +233,7 @@ async def keep_open(url: str, orders: int, seconds: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, closing.set)
     try:
         async with asyncio.timeout(seconds):
+            await refuse_a_real_shop(url)
             await break_queue(url, orders)
             workers.start_all()
             await is_broken(url)

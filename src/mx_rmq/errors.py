@@ -21,7 +21,7 @@ class ServerRefused(ConfigError):
 
 
 class InvalidName(MxRmqError, ValueError):
-    """The name of a queue, a topic, a message or a worker has a character or an ending that is not allowed."""
+    """The name of a queue, topic, message or worker has a character or an ending that is not allowed."""
 
 
 class InvalidPayload(MxRmqError, ValueError):

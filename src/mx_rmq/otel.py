@@ -5,12 +5,14 @@ It needs the extra ``otel``, which is the API only. The program chooses the SDK 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from mx_rmq.checks import check_installed
+from mx_rmq.message import describe
 from mx_rmq.producing.options import checked_headers
 from mx_rmq.raised import RetryLater
 from mx_rmq.version import __version__
@@ -185,6 +187,7 @@ def _record(span: Span, error: BaseException) -> None:
     if isinstance(error, RetryLater) and not error.count:
         span.set_attribute("messaging.mx_rmq.put_off", True)
         return
-    span.record_exception(error)
+    with suppress(Exception):  # an error whose text cannot be made must not replace the handler's
+        span.record_exception(error)
     span.set_attribute("error.type", type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    span.set_status(Status(StatusCode.ERROR, describe(error)))

@@ -52,6 +52,11 @@ def one_line(cell: Cell, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: control characters are ``?``; lines and tabs stay."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+
+
 def ago(instant: float | None, now: float = 0.0) -> str:
     """How long ago an instant was, such as ``3m ago``, or how far off it is, such as ``in 2h``.
 

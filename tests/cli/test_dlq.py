@@ -12,6 +12,7 @@ import pytest
 
 from mx_rmq import Retry
 from mx_rmq.message import Death
+from tests.cli.terminal import on_terminal
 from tests.words import ONE_SERVER, bury, claim, eventually, in_order, put_bytes, store_of
 
 if TYPE_CHECKING:
@@ -410,7 +411,7 @@ async def test_a_purged_topic_is_in_a_file_first(queue: RedisMessageQueue, redis
     await put_bytes(redis, "poison", b"\x80", "mails")
     await queue.produce("other", 1, delay=60)
     ran = await cli("topic", "purge", "mails", "--export", "mails.jsonl", "--yes", "--json")
-    assert (ran.code, ran.json) == (0, {"topic": "mails", "purged": 3, "file": "mails.jsonl"})
+    assert (ran.code, ran.json) == (0, {"topic": "mails", "purged": 3, "exported": 3, "file": "mails.jsonl"})
     records = [json.loads(line) for line in (cli.directory / "mails.jsonl").read_text().splitlines()]
     assert [(one["id"], one["payload"], one["state"], one["body"]) for one in records] == [
         ("poison", None, "pending", "80"),
@@ -424,3 +425,45 @@ async def test_a_purged_topic_is_in_a_file_first(queue: RedisMessageQueue, redis
     unknown = await cli("topic", "purge", "mail", "--export", "x.jsonl", "--yes")
     assert unknown.code == 4
     assert not (cli.directory / "x.jsonl").exists()
+
+
+# -- what must not go wrong
+
+
+@pytest.mark.parametrize("verb", ["delete", "replay"])
+@pytest.mark.parametrize("filter_", ["--topic", "--error", "--group"])
+async def test_an_empty_filter_is_refused_and_does_not_mean_all(
+    shop: RedisMessageQueue, cli: Cli, verb: str, filter_: str
+) -> None:
+    before = await dead(shop)
+    ran = await cli("dlq", verb, filter_, "", "--yes")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{filter_[2:]} must be a text, or None for any, got ''" in ran.err
+    assert await dead(shop) == before
+
+
+async def test_where_nothing_matches_nothing_is_done(shop: RedisMessageQueue, cli: Cli) -> None:
+    ran = await cli("dlq", "delete", "--topic", "payments", "--error", "nobody said this")
+    assert (ran.code, ran.out) == (
+        0,
+        "no dead message of topic 'payments' with the error 'nobody said this'; nothing was done\n",
+    )
+    assert (await cli("dlq", "replay", "--error", "nobody said this", "--json")).json == {"replayed": 0}
+    assert (await cli("dlq", "delete", "--topic", "paiments")).code == 4
+
+
+async def test_ctrl_c_ends_a_question(shop: RedisMessageQueue, cli: Cli) -> None:
+    before = await dead(shop)
+    async with on_terminal(cli, "dlq", "delete", "--all") as terminal:
+        await terminal.shows("for good? [y/N]")
+        terminal.type("\x03")
+        assert await terminal.ended() == 130
+    assert await dead(shop) == before
+
+
+async def test_an_export_is_json_on_any_output(queue: RedisMessageQueue, redis: Redis, cli: Cli) -> None:
+    await queue.produce("t", {"name": "Jürgen 😀"}, message_id="A1")
+    await bury(redis, LOST)
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        ran = await cli("dlq", "export", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+        assert ran.records[0]["payload"] == {"name": "Jürgen 😀"}, encoding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.words import ONE_SERVER
+from tests.words import ONE_SERVER, bury
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -67,3 +67,19 @@ async def test_an_audit_finds_asks_and_repairs(queue: RedisMessageQueue, redis: 
     again = await cli("audit", "--repair", "--json")  # nothing to ask
     assert (again.code, again.json["clean"]) == (0, True)
     assert (await queue.find("A1")).state == "pending"
+
+
+@ONE_SERVER
+async def test_a_repair_puts_dead_messages_into_their_groups(
+    queue: RedisMessageQueue, redis: Redis, cli: Cli
+) -> None:
+    await queue.produce("orders", 1, message_id="A1")
+    await bury(redis, topic="orders")
+    await redis.delete("mx-rmq:{q}:dlq_groups")
+    await redis.hdel("mx-rmq:{q}:dlq_payload", "A1:group")
+    assert "mx-rmq audit --repair counts them" in (await cli("dlq", "groups")).err
+    asked = await cli("audit", "--repair")
+    assert (asked.code, asked.out) == (2, "")
+    assert "Put 1 dead message into groups in queue 'q' on unix://" in asked.err
+    assert (await cli("audit", "--repair", "--yes")).code == 0
+    assert [row[0] for row in (await cli("dlq", "groups")).rows] == ["1"]

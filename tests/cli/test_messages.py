@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from mx_rmq.message import Death
+from tests.cli.terminal import on_terminal
 from tests.words import ONE_SERVER, bury, claim, eventually, put_bytes
 
 if TYPE_CHECKING:
@@ -170,3 +171,24 @@ async def test_cancel_asks_and_withdraws_only_what_has_not_started(
     running = await cli("cancel", "A2", "--yes")
     assert running.code == 1
     assert "message A2 is with w1" in running.err
+
+
+@ONE_SERVER
+async def test_what_a_message_says_cannot_steer_the_terminal(
+    queue: RedisMessageQueue, redis: Redis, cli: Cli
+) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J"
+    await queue.produce("t", {"name": evil}, message_id="A1", headers={f"h{evil}": evil})
+    await bury(redis, Death(reason="failed", error=f"ValueError: {evil}", kind="ValueError"), "t")
+    for command in (
+        ["explain", "A1"],
+        ["show", "A1"],
+        ["dlq", "show", "A1"],
+        ["dlq", "ls"],
+        ["cancel", "A1"],
+    ):
+        async with on_terminal(cli, *command) as terminal:
+            await terminal.ended()
+            assert "owned" in terminal.raw or command[0] == "cancel", command
+            assert "\x1b]0;" not in terminal.raw, command
+            assert "\x1b[2J" not in terminal.raw, command

@@ -14,6 +14,7 @@ from tests.words import ONE_SERVER, drained, eventually
 if TYPE_CHECKING:
     from mx_rmq import RedisMessageQueue
     from tests.cli.conftest import Cli
+    from tests.words import MakeQueue
 
 
 @ONE_SERVER
@@ -94,6 +95,17 @@ async def test_watched_stats_are_rates_in_lines_until_interrupted(queue: RedisMe
     assert '"pending": 101' in said
     rates = [part.split(",")[0] for part in said.split('"produced_per_second": ')[1:]]
     assert max(map(float, rates)) > 10
+
+
+@ONE_SERVER
+async def test_a_topic_that_the_history_does_not_have_has_no_figures(make_queue: MakeQueue, cli: Cli) -> None:
+    queue = make_queue(history=False)
+    await queue.open()
+    await queue.produce("orders", 1)
+    ran = await cli("stats")
+    assert ran.rows == [["orders", "1", "0", "0", "0", "0", "", "", "", "", ""]]
+    assert "not in the history" in ran.err
+    assert (await cli("stats", "--json")).json["topics"]["orders"]["rates"] is None
 
 
 @ONE_SERVER

@@ -5,9 +5,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.words import eventually
+from mx_rmq.cli.output import Output
+from mx_rmq.cli.settings import Common
+from mx_rmq.cli.topics import _export_and_withdraw
+from tests.words import claim, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
     from mx_rmq import RedisMessageQueue
     from tests.cli.conftest import Cli
 
@@ -112,3 +120,23 @@ async def test_a_served_topic_is_running(mq: RedisMessageQueue, cli: Cli) -> Non
     assert ran.rows[0][2] == "1"
     assert ran.rows[0][8] == "running"
     gate.set()
+
+
+async def test_what_workers_take_meanwhile_is_told_after_an_export(
+    queue: RedisMessageQueue,
+    redis: Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await queue.produce_many("mails", range(5))
+    cancel_many = queue.cancel_many
+
+    async def too_late(ids: Iterable[str]) -> int:
+        await claim(redis, "mails", 2)
+        return await cancel_many(ids)
+
+    monkeypatch.setattr(queue, "cancel_many", too_late)
+    file = str(tmp_path / "mails.jsonl")
+    assert await _export_and_withdraw(Output(Common()), queue, "mails", file, 5) == (5, 3)
+    assert f"2 messages in {file} not withdrawn: workers had taken them" in capsys.readouterr().err

@@ -205,6 +205,28 @@ async def test_an_error_is_recorded_and_each_attempt_has_its_span(
     assert context(first).trace_id == context(second).trace_id
 
 
+async def test_an_error_without_a_text_is_still_the_handlers(
+    traced: RedisMessageQueue, traces: Traces
+) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @traced.handler("t", retry=Retry(1))
+    async def handle(payload: int) -> None:
+        raise Mute
+
+    await traced.produce("t", 1, message_id="A1")
+    await traced.start()
+    await dead(traced, "A1")
+    assert (await traced.dlq.get("A1")).kind == "Mute"
+    (span,) = await traces.some("t process", 1)
+    assert (span.status.status_code, attributes(span)["error.type"].rpartition(".")[2]) == (
+        StatusCode.ERROR,
+        "Mute",
+    )
+
+
 async def test_a_timeout_and_a_rejection_are_errors_and_to_put_off_is_none(
     traced: RedisMessageQueue, traces: Traces
 ) -> None:

@@ -258,3 +258,31 @@ async def test_a_canary_that_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=f"{what} must be"):
         await queue.dlq.replay_all(**options)
     assert (await queue.counts()).dead == 1
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("name", ["topic", "error", "group"])
+async def test_an_empty_filter_is_refused(queue: RedisMessageQueue, redis: Redis, name: str) -> None:
+    await dead(queue, redis, 3)
+    given: Any = {name: ""}
+    for act in (queue.dlq.list, queue.dlq.count, queue.dlq.replay_all, queue.dlq.purge):
+        with pytest.raises(ConfigError, match=f"{name} must be a text, or None for any, got ''"):
+            await act(**given)
+    with pytest.raises(ConfigError, match="must be a text"):
+        [letter async for letter in queue.dlq.export(**given)]
+    assert (await queue.counts()).dead == 3
+
+
+async def test_a_slow_rate_does_not_wait_after_the_last(queue: RedisMessageQueue, redis: Redis) -> None:
+    await dead(queue, redis, 1)
+    async with asyncio.timeout(10):
+        assert await queue.dlq.replay_all(rate=0.001) == 1
+
+
+async def test_there_are_not_more_canaries_than_one_call_takes(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    with pytest.raises(ConfigError, match="canary must be a whole number from 1 to 1000"):
+        await queue.dlq.replay_all(canary=1001)

@@ -328,6 +328,7 @@ async def test_strange_wants_and_batches_disturb_none(mq: RedisMessageQueue, red
     assert await tails.wants() == []
     await command(redis, "DEL", f"{PREFIX}tails")
     assert decode_batch(b"\xff") is None
+    assert decode_batch(b'{"worker":"w","events":' + b"[" * 100_000) is None
     later = decode_batch(b'{"worker":"w","events":[[1.5,{"event":"message.dreamt"}]]}')
     assert later is not None
     assert (later.events, later.left_out) == ([], {"unknown": 1})

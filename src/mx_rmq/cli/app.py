@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from mx_rmq import __version__
 from mx_rmq.cli.exits import Exit, Failure, code_of
 from mx_rmq.errors import MxRmqError
+from mx_rmq.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,4 +104,4 @@ def _refuse(error: CycloptsError) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"mx-rmq: {line}", file=sys.stderr)
+    print(f"mx-rmq: {printable(line)}", file=sys.stderr)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Group, Parameter
 
+from mx_rmq.cli.asking import interruptible
 from mx_rmq.cli.completion import Topic, topics_like
-from mx_rmq.cli.connecting import opened, place_of
+from mx_rmq.cli.connecting import known_topic, opened, place_of
 from mx_rmq.cli.editing import difference, edited, payload_of
 from mx_rmq.cli.exits import Exit, Failure, NotFound, UsageError
-from mx_rmq.cli.files import line_of, new_file, opened_file
+from mx_rmq.cli.files import new_file, opened_file
 from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.messages import print_message
 from mx_rmq.cli.output import At, Column, Output
@@ -177,8 +178,10 @@ async def replay(
     }
     async with opened(common) as queue:
         total = await _count(queue, ids, which)
-        if total:
-            out.confirm(f"Replay {_messages(total)}{which} in {place_of(queue)}?", yes=yes)
+        if not total:
+            await _tell_of_none(out, queue, which, {"replayed": 0})
+            return
+        out.confirm(f"Replay {_messages(total)}{which} in {place_of(queue)}?", yes=yes)
         with long_work(out, "replaying", "replayed", total) as progress:
             if ids:
                 replayed = await _replay_each(queue, ids, progress)
@@ -281,9 +284,11 @@ async def delete(
     _check_choice("delete", ids, which, all_)
     async with opened(common) as queue:
         total = await _count(queue, ids, which)
-        if total:
-            kept = "" if export_to is None else f", kept in {export_to}"
-            out.confirm(f"Delete {_messages(total)}{which} from {place_of(queue)} for good{kept}?", yes=yes)
+        if not total:
+            await _tell_of_none(out, queue, which, {"deleted": 0})
+            return
+        kept = "" if export_to is None else f", kept in {export_to}"
+        out.confirm(f"Delete {_messages(total)}{which} from {place_of(queue)} for good{kept}?", yes=yes)
         if export_to is not None:
             deleted = await _export_and_delete(out, queue, ids, which, export_to, total)
         else:
@@ -324,7 +329,11 @@ async def _export_and_delete(
                 progress(len(marks))
     left = f"all are in {name}; the same command with another file goes on"
     with long_work(out, "deleting", "deleted", len(marks), then=left) as progress:
-        return await _delete_each(queue, [id_ for id_, _ in marks], [at for _, at in marks], progress)
+        deleted = await _delete_each(queue, [id_ for id_, _ in marks], [at for _, at in marks], progress)
+    if deleted < len(marks):
+        missed = counted(len(marks) - deleted, "message")
+        out.remark(f"{missed} in {name} left the DLQ, or died again, before being deleted")
+    return deleted
 
 
 async def _delete_each(
@@ -361,7 +370,7 @@ async def export(
     async with opened(common) as queue:
         total = await _count(queue, (), which)
         if file == "-":
-            exported = await _export(out, queue, which, total, lambda record: out.raw(line_of(record)))
+            exported = await _export(out, queue, which, total, out.json_line)
             out.remark(f"exported {_messages(exported)}")
             return
         with new_file(file) as write:
@@ -423,7 +432,7 @@ class _Records:
         self.refused: list[tuple[int, str]] = []
 
     def __iter__(self) -> Iterator[Any]:
-        for line in self._lines:
+        while line := self._next_line():
             self._number += 1
             if not line.strip():
                 continue
@@ -433,6 +442,10 @@ class _Records:
                 self.refused.append((self._number, f"not JSON: {error}"))
             else:
                 yield record
+
+    def _next_line(self) -> bytes:
+        with interruptible():
+            return self._lines.readline()
 
     def refuse(self, error: MxRmqError) -> None:
         """The record that was yielded last cannot be put back."""
@@ -462,6 +475,17 @@ async def _count(queue: RedisMessageQueue, ids: Sequence[str], which: Which) -> 
     if total or which.group is None or which.group in [one.id for one in await queue.dlq.groups()]:
         return total
     raise NotFound(f"there is no group {which.group!r} of dead messages; see mx-rmq dlq groups")
+
+
+async def _tell_of_none(out: Output, queue: RedisMessageQueue, which: Which, data: dict[str, int]) -> None:
+    """Say that nothing matches, so nothing is done: what dies only now was not asked about.
+
+    Raises:
+        NotFound: there is no such topic.
+    """
+    if which.topic is not None:
+        await known_topic(queue, which.topic)
+    out.line(f"no dead message{which}; nothing was done", data=data)
 
 
 async def _letter(queue: RedisMessageQueue, id_: str) -> DeadLetter:

@@ -57,8 +57,12 @@ async def audit(*, repair: bool = False, yes: bool = False, common: Common = _DE
     async with opened(common) as queue:
         reports = await _audited(queue, out, repair=False)
         wrong = sum(len(report.findings) for report in reports)
-        if repair and wrong:
-            out.confirm(f"Repair {counted(wrong, 'finding')} in {place_of(queue)}?", yes=yes)
+        ungrouped = sum(report.ungrouped for report in reports)
+        if repair and (wrong or ungrouped):
+            what = [f"repair {counted(wrong, 'finding')}"] if wrong else []
+            what += [f"put {counted(ungrouped, 'dead message')} into groups"] if ungrouped else []
+            question = " and ".join(what)
+            out.confirm(f"{question[0].upper()}{question[1:]} in {place_of(queue)}?", yes=yes)
             reports = await _audited(queue, out, repair=True)
     findings = [finding for report in reports for finding in report.findings]
     rows = [

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from mx_rmq.cli.asking import answer, interruptible
 from mx_rmq.cli.exits import Failure, UsageError
 
 _EDITORS: Final = ("VISUAL", "EDITOR")
@@ -30,7 +31,8 @@ def payload_of(option: str, text: str) -> Any:
         UsageError: it is not JSON; says where.
     """
     if text == "-":
-        text = sys.stdin.read()
+        with interruptible():
+            text = sys.stdin.read()
     try:
         return _decoded(text)
     except ValueError as error:
@@ -55,9 +57,7 @@ def edited(payload: Any) -> Any:
             try:
                 return _decoded(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                question = f"This is not JSON: {error}. Edit it again? [Y/n] "
-                print(question, end="", file=sys.stderr, flush=True)
-                if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+                if answer(f"This is not JSON: {error}. Edit it again? [Y/n] ") not in ("", "y", "yes"):
                     raise Failure("nothing was done") from None
 
 

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mx_rmq.cli.exits import Failure, NotFound, UsageError
+from mx_rmq.errors import MxRmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-def line_of(record: Any) -> str:
-    """A record as one line of JSON."""
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 @contextmanager
@@ -42,7 +38,7 @@ def new_file(name: str) -> Iterator[Callable[[Any], None]]:
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
 
             def write(record: Any) -> None:
-                file.write(line_of(record) + "\n")
+                file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
 
             yield write
             file.flush()
@@ -50,6 +46,8 @@ def new_file(name: str) -> Iterator[Callable[[Any], None]]:
         _sync_directory(path.absolute().parent)
     except OSError as error:
         path.unlink(missing_ok=True)
+        if isinstance(error, MxRmqError):  # the server is unavailable, which is an OSError too
+            raise
         raise Failure(f"{name} cannot be written: {error.strerror}; it was removed") from None
     except BaseException:
         path.unlink(missing_ok=True)

@@ -18,8 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from mx_rmq.cli.asking import answer
 from mx_rmq.cli.exits import Failure, UsageError
-from mx_rmq.tables import ago, one_line
+from mx_rmq.tables import ago, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +137,8 @@ class Output:
         width = max(map(len, facts), default=0)
         for name, cell in facts.items():
             if self._out.is_terminal:
-                self._out.print(Text.assemble((name.ljust(width), "dim"), "  ", _for_people(cell)))
+                label = one_line(name, 100).ljust(width)
+                self._out.print(Text.assemble((label, "dim"), "  ", _for_people(cell)))
             else:
                 self.raw(f"{name}\t{_for_programs(cell)}")
 
@@ -145,15 +147,22 @@ class Output:
         if self.is_json:
             self.document(data)
         else:
-            self.raw(text)
+            self.raw(printable(text))
 
     def document(self, data: Any) -> None:
         """Print one JSON document."""
-        self.raw(json.dumps(data, indent=2, ensure_ascii=False))
+        self.raw(json.dumps(data, indent=2, ensure_ascii=not _takes_all()))
 
     def record(self, data: Any, text: str) -> None:
         """Print one record of a stream, at once: a line of JSON or of text."""
-        self.raw(json.dumps(data, ensure_ascii=False) if self.is_json else text, flush=True)
+        if self.is_json:
+            self.json_line(data)
+        else:
+            self.raw(text, flush=True)
+
+    def json_line(self, data: Any) -> None:
+        """Print a line of JSON, at once."""
+        self.raw(json.dumps(data, ensure_ascii=not _takes_all()), flush=True)
 
     def heading(self, title: str) -> None:
         """Print a title above the next part, for people."""
@@ -204,7 +213,7 @@ class Output:
     def remark(self, text: str) -> None:
         """Tell the person something beside the result."""
         if not self.is_quiet:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before something that cannot be undone.
@@ -217,8 +226,7 @@ class Output:
             return
         if not sys.stdin.isatty() or not sys.stderr.isatty():
             raise UsageError(f"{question} Nothing was done: give --yes, since there is no terminal to ask on")
-        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if answer(f"{question} [y/N] ") not in ("y", "yes"):
             raise Failure("nothing was done")
 
     @contextmanager
@@ -259,6 +267,11 @@ class Output:
                 cells[0].stylize(styles[number])
             drawn.add_row(*cells)
         return drawn
+
+
+def _takes_all() -> bool:
+    """Whether stdout takes every character; what it does not take, JSON writes as an escape of its own."""
+    return (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def _for_people(cell: Cell, *, short: bool = False) -> Text:

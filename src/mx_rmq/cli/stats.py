@@ -12,6 +12,7 @@ from mx_rmq.cli.settings import Common
 from mx_rmq.cli.words import seconds_of
 from mx_rmq.operating.history import TopicRates
 from mx_rmq.storage.facts import TopicCounts
+from mx_rmq.storage.history import OTHERS
 from mx_rmq.tables import iso, lasted
 
 if TYPE_CHECKING:
@@ -55,17 +56,23 @@ async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
         Column("run p50", is_optional=True),
         Column("run p95", is_optional=True),
     ]
+    # A topic that is not in the history stood still, unless the history does not have all topics.
+    still = None if OTHERS in rates or not rates else _STILL
+    topics: dict[str, Any] = {}
     rows: list[list[Cell]] = []
     for name, of in counts.topics.items():
-        rate = rates.get(name, _STILL)
-        times = (None if time is None else lasted(time) for time in (rate.run_p50, rate.run_p95))
-        speeds = (rate.produced, rate.completed, rate.failed)
-        rows.append([name, *_totals(of).values(), *(round(speed, 2) for speed in speeds), *times])
-    topics = {
-        name: _totals(of) | {"rates": rates.get(name, _STILL).as_dict()} for name, of in counts.topics.items()
-    }
+        rate = rates.get(name, still)
+        speeds: list[Cell] = [None] * 5
+        if rate is not None:
+            speeds = [round(speed, 2) for speed in (rate.produced, rate.completed, rate.failed)]
+            speeds += [None if time is None else lasted(time) for time in (rate.run_p50, rate.run_p95)]
+        rows.append([name, *_totals(of).values(), *speeds])
+        topics[name] = _totals(of) | {"rates": None if rate is None else rate.as_dict()}
     data = {"topics": topics, "read_at": iso(counts.read_at)}
     out.table(columns, rows, data=data, empty="no topic yet")
+    if still is None and len(topics.keys() - rates.keys()):
+        why = "the history has 200 topics at most" if rates else "the history has nothing of the last hour"
+        out.remark(f"without figures are topics that are not in the history ({why}); --watch 1 measures them")
 
 
 async def _watch(queue: RedisMessageQueue, interval: float, out: Output) -> None:

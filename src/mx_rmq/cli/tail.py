@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -57,8 +56,9 @@ def _show(out: Output, each: TailEvent) -> None:
     if not out.is_terminal:
         out.record(each.as_dict(), "\t".join((At(each.at).plain, event.name, each.worker, text)))
         return
+    moment = At(each.at).moment
     shown = Text.assemble(
-        (f"{datetime.fromtimestamp(each.at):%H:%M:%S.%f}"[:-3], "dim"),
+        (f"{moment:%H:%M:%S.%f}"[:-3] if moment else "?", "dim"),
         "  ",
         (event.name.ljust(18), _STYLES.get(event.level, "")),
         " ",

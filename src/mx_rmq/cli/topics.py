@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
@@ -13,12 +13,15 @@ from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
 from mx_rmq.limits import BATCH
+from mx_rmq.tables import counted
 
 if TYPE_CHECKING:
     from mx_rmq.operating.messages import Listed
     from mx_rmq.queue import RedisMessageQueue
 
 _DEFAULT = Common()
+_PAGE: Final = 100
+"""Messages read in one call when they are exported: each may have a large body."""
 
 topic = App(name="topic", help="Pause, resume or purge a topic.")
 
@@ -103,20 +106,22 @@ async def purge(
             out.confirm(f"{question}?" if export_to is None else f"{question}, kept in {export_to}?", yes=yes)
         if export_to is None:
             purged, kept = await queue.purge(name), ""
+            data: dict[str, Any] = {"topic": name, "purged": purged}
         else:
             await known_topic(queue, name)
-            purged = await _export_and_withdraw(out, queue, name, export_to, waiting)
+            exported, purged = await _export_and_withdraw(out, queue, name, export_to, waiting)
             kept = f"; kept in {export_to}"
-        data = {"topic": name, "purged": purged} | ({"file": export_to} if kept else {})
+            data = {"topic": name, "purged": purged, "exported": exported, "file": export_to}
         out.line(f"withdrew {purged:,} messages of {name}{kept}", data=data)
 
 
 async def _export_and_withdraw(
     out: Output, queue: RedisMessageQueue, topic: str, name: str, waiting: int
-) -> int:
-    """Write pending and delayed messages to a file, and withdraw exactly those once it is whole.
+) -> tuple[int, int]:
+    """Write pending and delayed messages to a file, and withdraw those once it is whole; returns both counts.
 
-    What is produced in between stays: it is not in the file.
+    What is produced in between stays: it is not in the file. What a worker takes in between is in the file
+    all the same.
     """
     ids: dict[str, None] = {}
     states: tuple[Listed, ...] = ("pending", "delayed")
@@ -125,7 +130,7 @@ async def _export_and_withdraw(
         for state in states:
             after: str | None = None
             while True:
-                page = await queue.list(topic, state=state, limit=BATCH, after=after)
+                page = await queue.list(topic, state=state, limit=_PAGE, after=after)
                 for facts in page.messages:
                     if facts.id not in ids:
                         ids[facts.id] = None
@@ -141,4 +146,8 @@ async def _export_and_withdraw(
         for start in range(0, len(every), BATCH):
             withdrawn += await queue.cancel_many(every[start : start + BATCH])
             progress(withdrawn)
-    return withdrawn
+    if withdrawn < len(every):
+        missed = counted(len(every) - withdrawn, "message")
+        why = "workers had taken them; pause the topic first to avoid this"
+        out.remark(f"{missed} in {name} not withdrawn: {why}")
+    return len(every), withdrawn

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 from mx_rmq.events import KINDS, MessageRetried, listen
+from mx_rmq.tables import printable
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -107,8 +108,10 @@ def is_coloured() -> bool:
 class LineFormatter(logging.Formatter):
     """Formats a record as a line for people: time, level, event and text.
 
+    On a terminal, control characters in the text are shown as ``?``.
+
     Args:
-        coloured: with colours, for a terminal; control characters in the text are shown as ``?`` then.
+        coloured: with colours, for a terminal.
     """
 
     _COLOURS: Final = {
@@ -127,9 +130,9 @@ class LineFormatter(logging.Formatter):
         """Return the line, and the traceback below it."""
         formatted = super().format(record)
         if not self._coloured:
-            return formatted
+            return printable(formatted) if sys.stderr.isatty() else formatted
         head = self.formatMessage(record)
-        return head + _printable(formatted[len(head) :])
+        return head + printable(formatted[len(head) :])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """Return the line."""
@@ -141,12 +144,7 @@ class LineFormatter(logging.Formatter):
         colour = self._COLOURS.get(record.levelno, "0")
         time = record.asctime.partition(" ")[2].partition(",")[0]
         name = f" \x1b[1m{event}\x1b[0m" if event else ""
-        return f"\x1b[2m{time}\x1b[0m \x1b[{colour}m{record.levelname:<7}\x1b[0m{name} {_printable(text)}"
-
-
-def _printable(text: str) -> str:
-    """A text that cannot steer a terminal."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+        return f"\x1b[2m{time}\x1b[0m \x1b[{colour}m{record.levelname:<7}\x1b[0m{name} {printable(text)}"
 
 
 class JsonFormatter(logging.Formatter):

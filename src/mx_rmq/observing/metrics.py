@@ -171,6 +171,8 @@ class Metrics(AsgiApp):
         """What the queue holds, None if the server does not tell in time; scrapes share a look."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
+            # A scrape that gave up does not ask how it ended; without this, asyncio would log that.
+            self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())
         looking = self._looking
         problem = f"no answer for {_PATIENCE:g} s"
         await asyncio.wait([looking], timeout=_PATIENCE)

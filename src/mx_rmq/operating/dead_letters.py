@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.fingerprint import decode_label
-from mx_rmq.limits import REPLY_BYTES
+from mx_rmq.limits import BATCH, REPLY_BYTES
 from mx_rmq.operating.dlq_reader import Filter, Walk, latest, with_bodies
 from mx_rmq.operating.letters import (
     DeadGroup,
@@ -91,7 +91,7 @@ class DeadLetters:
             store = self._shards[at].operating
             found: Rows = []
             more = False
-            async for row in latest(store, Filter(topic, error, group), mark, left):
+            async for row in latest(store, _meant(topic, error, group), mark, left):
                 if more := len(found) == left:
                     break
                 found.append(row)
@@ -135,6 +135,7 @@ class DeadLetters:
             error: only messages with this reason, error class or place, or with this text in their error.
             group: only messages of the group with this id.
         """
+        where = _meant(topic, error, group)
         if error is None:
             groups = await self.groups()
             if group is not None or not groups.uncounted:
@@ -142,7 +143,7 @@ class DeadLetters:
                 return sum(one.count for one in own)
         counted = 0
         for shard in self._shards:
-            with Walk(shard.operating, Filter(topic, error, group), bodies=False) as walk:
+            with Walk(shard.operating, where, bodies=False) as walk:
                 while rows := await walk.next(_AT_ONCE):
                     counted += len(rows)
         return counted
@@ -167,7 +168,7 @@ class DeadLetters:
         ``letter.as_dict()`` is what ``restore`` takes.
         """
         for shard in self._shards:
-            with Walk(shard.operating, Filter(topic, error, group)) as walk:
+            with Walk(shard.operating, _meant(topic, error, group)) as walk:
                 while rows := await walk.next(_AT_ONCE):
                     for row in rows:
                         yield letter_of(row)
@@ -225,9 +226,9 @@ class DeadLetters:
         """
         if rate is not None and not rate > 0:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
-        check_whole("canary", canary, 1, none="no canary")
+        check_whole("canary", canary, 1, BATCH, none="no canary")
         timeout = check_seconds("canary_timeout", canary_timeout)
-        replayed, where = 0, Filter(topic, error, group)
+        replayed, where = 0, _meant(topic, error, group)
         with ExitStack() as stack:
             walks = [stack.enter_context(Walk(shard.operating, where)) for shard in self._shards]
             for walk in walks:
@@ -253,13 +254,15 @@ class DeadLetters:
         # A tenth of a second's worth at a time, so that there are no visible bursts.
         at_once = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
         left = sys.maxsize if most is None else most
+        pause = 0.0
         for shard, walk in zip(self._shards, walks, strict=True):
             while left and (rows := await walk.next(min(at_once, left))):
+                if pause:
+                    await asyncio.sleep(pause)
                 some = await _replay_rows(shard, rows)
                 left -= len(some)
+                pause = 0.0 if rate is None else len(some) / rate
                 yield some
-                if rate is not None:
-                    await asyncio.sleep(len(some) / rate)
 
     # -- deleting
 
@@ -301,7 +304,7 @@ class DeadLetters:
         """
         deleted = 0
         for shard in self._shards:
-            with Walk(shard.operating, Filter(topic, error, group), bodies=False) as walk:
+            with Walk(shard.operating, _meant(topic, error, group), bodies=False) as walk:
                 while rows := await walk.next(_PAGE):
                     ids = [row.id.decode(errors="replace") for row in rows]
                     deleted += await shard.operating.delete_dead(ids, [row.died_at for row in rows])
@@ -392,6 +395,14 @@ class DeadLetters:
         for id_ in map(plain, ids):
             by_shard[self._shard_of(id_)].append(id_)
         return by_shard.items()
+
+
+def _meant(topic: str | None, error: str | None, group: str | None) -> Filter:
+    """Which messages are meant; an empty text, such as of a variable that is not set, would mean all."""
+    for name, text in (("topic", topic), ("error", error), ("group", group)):
+        if text is not None and not (isinstance(text, str) and text):
+            raise refusal(name, "a text, or None for any", text)
+    return Filter(topic, error, group)
 
 
 async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any) -> int:

@@ -41,6 +41,8 @@ WHY_NOT: Final = {
     Replayed.POISONED: "its topic is missing or a key of it has the wrong type; run the audit",
 }
 
+_MOST_EXPLAINED: Final = 20
+"""Canaries of which an error says why they have not ended."""
 _LOOKS: Final = (0.02, 1.0)
 """Seconds between two looks at canaries, at first and at most."""
 
@@ -96,7 +98,10 @@ async def watch_canaries(shards: list[Shard], ids: Sequence[str], within: float)
         raise CanaryDied(tuple(ids), tuple(letters))
     if alive:
         inspector = Inspector(shards)
-        raise CanaryUnfinished(tuple(ids), {id_: await inspector.explain(id_) for id_ in alive}, within)
+        waiting = dict.fromkeys(alive, "it has not ended yet")
+        for id_ in alive[:_MOST_EXPLAINED]:
+            waiting[id_] = await inspector.explain(id_)
+        raise CanaryUnfinished(tuple(ids), waiting, within)
 
 
 async def _alive(shard: Shard, ids: Sequence[str]) -> list[str]:

@@ -65,7 +65,11 @@ class Subscription(asyncio.Protocol):
         self._asked.append(answer)
         command: tuple[Any, ...] = ("SUBSCRIBE", self._channel)
         self._transport.write(hiredis.pack_command(command))
-        await asyncio.wait([answer], timeout=self._timeout)
+        try:
+            await asyncio.wait([answer], timeout=self._timeout)
+        except asyncio.CancelledError:
+            answer.cancel()  # it keeps its place, so that later answers keep theirs
+            raise
         if not answer.done():
             self.close(silence(self._timeout))
         await answer

@@ -122,13 +122,13 @@ def decode_batch(data: bytes) -> Shared | None:
     """Read what a worker published; None for what another program did."""
     try:
         batch = _batches.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     known, left_out = [], dict(batch.left_out)
     for heard in batch.events:
         try:
             known.append((heard.at, _events.decode(heard.event)))
-        except (msgspec.MsgspecError, UnicodeDecodeError):  # of a later version
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # of a later version
             left_out[_UNKNOWN] = left_out.get(_UNKNOWN, 0) + 1
     return Shared(batch.worker, known, left_out)
 

@@ -9,6 +9,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from mx_rmq.tables import printable
+
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
@@ -38,7 +40,7 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """The question."""
         with Vertical():
-            yield Static(Text(self.question), id="question")
+            yield Static(Text(printable(self.question)), id="question")
             yield Static(Text("\ny  yes     n  no", style="bold"))
 
     def action_answer(self, yes: bool) -> None:
@@ -85,7 +87,7 @@ class Show(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """The text."""
         with VerticalScroll():
-            yield Static(Text(self.shown), id="shown")
+            yield Static(Text(printable(self.shown)), id="shown")
 
     def action_leave(self) -> None:
         """Go back."""
