@@ -31,12 +31,15 @@ SAVED = "mx-f:saved"
 
 IRREPLACEABLE = ("payload", "dlq_payload")
 """Bodies are nowhere else: what the fault overwrote is put back. All the rest the audit finds again."""
-IDLE = ("topics", "paused", "counters", "workers", "workers_seen", "delay_wake", "fence")
+IDLE = (
+    *("topics", "paused", "counters", "dlq_groups", "workers", "workers_seen", "tails"),
+    *("delay_wake", "fence"),
+)
 """For people and tools, or only for speed; a message never waits for them."""
 HEALED = ("wake", "delay_wake", "fence")
 """A token is thrown away whatever it is and a fence written anew, so such a key soon heals by itself."""
-SILENT = ("topics", "paused", "counters")
-"""Nobody looks at the answer when these are written."""
+SILENT = ("topics", "paused", "counters", "dlq_groups", "tails")
+"""No worker looks at the answer when these are written; the audit names them, and ``tail`` its own."""
 SLOW = ("workers", "workers_seen")
 """Workers write there every few seconds only, for which the short form does not wait."""
 
