@@ -80,10 +80,10 @@ async def with_bodies(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[
 
 
 class Walk:
-    """A walk through the dead messages that match, the first death first; they may leave the DLQ meanwhile.
+    """Walks through the dead messages that match, the first death first.
 
-    It ends with the messages that were dead when it began: one that dies again is not met again. While the
-    caller works on some messages, the server reads the next ones. Use it in a ``with`` block.
+    The caller may remove messages while it walks. Only messages that were dead at the beginning are met.
+    While the caller works on some of them, the server reads the next ones. Use it in a ``with`` block.
 
     Args:
         store: of the shard.
@@ -155,6 +155,6 @@ class Walk:
 
 
 def _retrieve(reading: asyncio.Task[Any]) -> None:
-    """Without this, an error that nobody asks for any more would be logged."""
+    """Mark its error as seen: if the caller has stopped, asyncio would log it."""
     if not reading.cancelled():
         reading.exception()
