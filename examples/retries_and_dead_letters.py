@@ -30,8 +30,9 @@ async def main() -> None:
             tries = len(letter.message.history) if letter.message else 0
             print(f"dead: {letter.payload}, {letter.reason} after {tries} tries: {letter.error}")
         bank_is_down = False
-        print("replayed:", await mq.dlq.replay_all(error="ConnectionError"))
+        replayed = await mq.dlq.replay_all(error="ConnectionError")
         await paid.wait()
+        print("replayed:", replayed)
 
 
 if __name__ == "__main__":

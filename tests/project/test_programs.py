@@ -21,7 +21,7 @@ EXAMPLES = {
     "hello": "hello, world",
     "typed_payloads": r"A1: 9.90 due 24 December, attempt 1\nrefused: .*wants Order",
     "delays": r"delayed until .* UTC\ncancelled: True\nfirst after .*\nsecond after ",
-    "retries_and_dead_letters": r"(?s)failed after 3 tries.*rejected after 1 tries.*replayed: 1\npaid 20",
+    "retries_and_dead_letters": r"(?s)failed after 3 tries.*rejected after 1 tries.*paid 20\nreplayed: 1",
     "blocking_producer": r"produced \w{22}\nmail to ada@example.org",
 }
 
