@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
 import os
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,16 +21,15 @@ import msgspec
 from mx_rmq.checks import check_installed, check_whole
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
+from mx_rmq.finding import being_imported, find_queue
 from mx_rmq.lifecycle import chosen
 from mx_rmq.message import describe, shorten
 from mx_rmq.observing.logs import Style, configure, configure_program
 from mx_rmq.queue import RedisMessageQueue
-from mx_rmq.traces import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from contextlib import AbstractContextManager
-    from types import ModuleType
 
 _TRIES = 3
 """How often each process may die at once before ``run_processes`` gives up."""
@@ -40,8 +37,6 @@ _QUICK = 5.0
 """Seconds; a process that ends sooner than this after its start is replaced only after a pause."""
 _LONGEST: Final = 64_000
 """Bytes of the text with which a process ends."""
-_finding: list[str] = []
-"""The queues that are being imported now."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +155,9 @@ def run_processes_with(options: WorkerOptions, processes: int) -> int:
         check_installed("prometheus_client", "metrics")
     if options.queue.startswith("__main__:"):
         raise ConfigError("the processes cannot import __main__; put the queue into a module of its own")
-    if _finding:
+    if being_imported:
         raise ConfigError(
-            f"importing {_finding[0]!r} calls run_processes again, as it would in every process; "
+            f"importing {being_imported[0]!r} calls run_processes again, as it would in every process; "
             'put the call under if __name__ == "__main__":'
         )
     found = find_queue(options.queue)  # what is wrong fails here, not in every process
@@ -178,68 +173,6 @@ def run_processes_with(options: WorkerOptions, processes: int) -> int:
     else:
         configure_program(options.log, options.level)
     return Supervisor(options, processes).run()
-
-
-def find_queue(where: str) -> RedisMessageQueue:
-    """Import a queue named as ``package.module:name``.
-
-    Raises:
-        ConfigError: there is no queue of this name. If the module itself raised, that is the cause.
-    """
-    path, _, name = where.partition(":")
-    if not path or not name:
-        raise ConfigError(f"{where!r} does not name a queue; write it as package.module:name")
-    if "/" in path or path.startswith("."):
-        raise ConfigError(f"{where!r} does not name a queue; did you mean {_dotted(where)!r}?")
-    module = _import(path, where)
-    found: Any = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            file = getattr(module, "__file__", None)
-            raise ConfigError(
-                f"module {path!r}{f' ({file})' if file else ''} has no {name!r}{_queues_of(module)}"
-            ) from None
-    if not isinstance(found, RedisMessageQueue):
-        raise ConfigError(
-            f"{where!r} is a {type(found).__name__}, not a RedisMessageQueue{_queues_of(module)}"
-        )
-    return found
-
-
-def _import(path: str, where: str) -> ModuleType:
-    _finding.append(where)
-    try:
-        return importlib.import_module(path)
-    except MxRmqError:  # the module itself was told what is wrong with it
-        raise
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if path != missing and not path.startswith(f"{missing}."):  # the module imports another one
-            raise _not_imported(path, error) from error
-        hint = f"; did you mean {_dotted(where)!r}?" if path.endswith(".py") else ""
-        raise ConfigError(f"there is no module {missing!r}, looked for from {Path.cwd()}{hint}") from None
-    except Exception as error:
-        raise _not_imported(path, error) from error
-    finally:
-        _finding.pop()
-
-
-def _not_imported(path: str, error: Exception) -> ConfigError:
-    lines = lines_of(error)
-    return ConfigError(f"importing {path!r} failed: {describe(error)}" + (f"\n{lines}" if lines else ""))
-
-
-def _dotted(where: str) -> str:
-    """A file such as ``shop/queue.py:mq`` as it is imported."""
-    path, _, name = where.partition(":")
-    return f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
-
-
-def _queues_of(module: ModuleType) -> str:
-    names = [name for name, value in vars(module).items() if isinstance(value, RedisMessageQueue)]
-    return f"; did you mean {module.__name__}:{names[0]}?" if names else ""
 
 
 def _loop_factory() -> Any:

@@ -27,6 +27,7 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
         "producing worker operating observing",
         "lifecycle override signals",
         "queue",
+        "finding",
         "processes",
         "__init__",
         "demo otel testing",

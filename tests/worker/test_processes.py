@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, run_processes
-from mx_rmq.processes import find_queue
+from mx_rmq.finding import find_queue
 from tests.words import ONE_SERVER, eventually, in_state
 
 if TYPE_CHECKING:
