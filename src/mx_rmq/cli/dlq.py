@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Group, Parameter
 
-from mx_rmq.cli.asking import interruptible
 from mx_rmq.cli.completion import Topic, topics_like
 from mx_rmq.cli.connecting import known_topic, opened, place_of
 from mx_rmq.cli.editing import difference, edited, payload_of
 from mx_rmq.cli.exits import Exit, Failure, NotFound, UsageError
-from mx_rmq.cli.files import new_file, opened_file
+from mx_rmq.cli.files import Records, new_file, opened_file
 from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.messages import print_message
 from mx_rmq.cli.output import At, Column, Output
@@ -24,11 +22,9 @@ from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead
 from mx_rmq.tables import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import BinaryIO
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.cli.output import Cell
-    from mx_rmq.errors import MxRmqError
     from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.queue import RedisMessageQueue
 
@@ -402,7 +398,7 @@ async def import_(
     out = Output(common)
     async with opened(common, must_exist=False) as queue:
         with opened_file(file) as lines, long_work(out, "importing", "put back", None) as progress:
-            records = _Records(lines)
+            records = Records(lines)
             result = await queue.dlq.restore(records, refused=records.refuse, progress=progress)
         place = place_of(queue)
     refused = records.refused
@@ -417,39 +413,6 @@ async def import_(
     data = result._asdict() | {"refused": [{"line": number, "error": why} for number, why in refused]}
     out.line("; ".join(said), data=data)
     return Exit.FAILED if refused or result.live else Exit.DONE
-
-
-class _Records:
-    """The records of a file of JSON lines, and which lines were refused.
-
-    Args:
-        lines: of the file.
-    """
-
-    def __init__(self, lines: BinaryIO) -> None:
-        self._lines = lines
-        self._number = 0
-        self.refused: list[tuple[int, str]] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        while line := self._next_line():
-            self._number += 1
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                self.refused.append((self._number, f"not JSON: {error}"))
-            else:
-                yield record
-
-    def _next_line(self) -> bytes:
-        with interruptible():
-            return self._lines.readline()
-
-    def refuse(self, error: MxRmqError) -> None:
-        """The record that was yielded last cannot be put back."""
-        self.refused.append((self._number, str(error)))
 
 
 # -- what the commands share

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from mx_rmq.cli.asking import interruptible
 from mx_rmq.cli.exits import Failure, NotFound, UsageError
 from mx_rmq.errors import MxRmqError
 
@@ -82,3 +83,36 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+class Records:
+    """The records of a file of JSON lines, and which lines were refused.
+
+    Args:
+        lines: of the file.
+    """
+
+    def __init__(self, lines: BinaryIO) -> None:
+        self._lines = lines
+        self._number = 0
+        self.refused: list[tuple[int, str]] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while line := self._next_line():
+            self._number += 1
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                self.refused.append((self._number, f"not JSON: {error}"))
+            else:
+                yield record
+
+    def _next_line(self) -> bytes:
+        with interruptible():
+            return self._lines.readline()
+
+    def refuse(self, error: MxRmqError) -> None:
+        """The record that was yielded last cannot be put back."""
+        self.refused.append((self._number, str(error)))
