@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks import against, comparison
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
+from benchmarks.idle import WORKERS, idle
 from benchmarks.latency import latency
 from benchmarks.observing import observing
 from benchmarks.operating import operating
@@ -23,23 +24,24 @@ from benchmarks.throughput import throughput
 Measure = Callable[[float], Awaitable[Iterator[Row]]]
 
 
-def measures(rounds: int) -> dict[str, Measure]:
+def measures(rounds: int, workers: int = WORKERS) -> dict[str, Measure]:
     return {
         "throughput": lambda scale: throughput(scale, rounds),
         "latency": lambda scale: latency(scale, rounds),
         "weight": weight,
         "flatness": flatness,
         "growth": growth,
+        "idle": lambda scale: idle(scale, workers),
         "observing": lambda scale: observing(scale, rounds),
         "operating": operating,
     }
 
 
-async def run(names: list[str], scale: float, rounds: int, progress: Console) -> list[Row]:
+async def run(names: list[str], scale: float, chosen: dict[str, Measure], progress: Console) -> list[Row]:
     rows: list[Row] = []
     for n, name in enumerate(names, 1):
         with progress.status(f"{n} of {len(names)}: {name}"):
-            rows += await measures(rounds)[name](scale)
+            rows += await chosen[name](scale)
         progress.print(f"measured {name}")
     return rows
 
@@ -61,6 +63,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--scale", type=float, default=1.0, help="smaller counts for a quick look; figures are for 1 (1)"
     )
     parser.add_argument(
+        "--workers", type=int, default=WORKERS, help=f"how many workers are idle, for idle ({WORKERS})"
+    )
+    parser.add_argument(
         "--against", metavar="COMMIT", help="measure this tree and COMMIT in turns, and print their ratios"
     )
     parser.add_argument(
@@ -73,6 +78,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.what = options.what or choice
     if options.rounds < 1 or not 0 < options.scale <= 1:
         parser.error("--rounds wants at least 1, --scale more than 0 and at most 1")
+    if options.workers < 1:
+        parser.error(f"--workers wants at least 1, got {options.workers}")
     if options.reach is not None and options.against is None:
         parser.error("--reach wants a commit to compare with: --against COMMIT")
     options.reach = 0.97 if options.reach is None else options.reach
@@ -91,7 +98,8 @@ def main() -> int:
     out = Console(width=None if sys.stdout.isatty() else 110)
     if options.against is not None:
         return compare(options, out, progress)
-    rows = asyncio.run(run(options.what, options.scale, options.rounds, progress))
+    chosen = measures(options.rounds, options.workers)
+    rows = asyncio.run(run(options.what, options.scale, chosen, progress))
     if options.json:
         print(as_json(rows))
     else:

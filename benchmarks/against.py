@@ -71,6 +71,7 @@ MEASURES: dict[str, dict[str, Measure]] = {
     },
     "weight": {
         "weight": Measure(50_000, [Figure("server memory per pending message", "bytes")], rounds=3),
+        "alone": Measure(2_000, [Figure("server time for a message produced alone", "µs", min)], steady=True),
     },
     "growth": {
         "growth": Measure(
@@ -160,6 +161,10 @@ class Ground:
             before = self.memory()
             subject.ask("produce_many", url, count)
             return [(self.memory() - before) / count]
+        if what == "alone":
+            self.redis.config_resetstat()
+            subject.ask("one producer", url, count)
+            return [float(self.redis.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])]
         if what == "growth":  # another process has produced, so that only handling takes memory
             subject.ask("produce_many", url, count)
             with self.subject(subject.name) as worker:

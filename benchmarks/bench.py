@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from mx_rmq.message import Message, encode_message
@@ -83,8 +84,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def fresh() -> AsyncIterator[Bench]:
-    with EmbeddedServer.open() as server:
+async def fresh(binary: Path | None = None) -> AsyncIterator[Bench]:
+    """A new server: the bundled Valkey, or another one."""
+    with EmbeddedServer.open(binary=binary) as server:
         link = Connection(server.url, timeout=30)
         try:
             yield Bench(server, Store(link, Keys("bench")))
@@ -95,9 +97,6 @@ async def fresh() -> AsyncIterator[Bench]:
 def message(topic: str = "orders", delay: float = 0.0) -> NewMessage:
     id_ = new_id()
     stored = Message(
-        v=1,
-        id=id_,
-        topic=topic,
         payload=encode_payload(PAYLOAD),
         created_at=round(time.time(), 3),
         ttl=604800.0,

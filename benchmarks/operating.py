@@ -1,4 +1,4 @@
-"""How fast an operator gets through a large DLQ."""
+"""How fast an operator gets through a large DLQ, and learns how thousands of topics stand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from mx_rmq.storage.store import Store
 CHUNK = 1000
 CAUSES = 20
 """Groups of the dead messages."""
+TOPICS = 5000
 LOOKS = 20
-"""How often a page and the groups are read."""
+"""How often a page, the groups and the counts are read."""
 
 
 async def operating(scale: float) -> Iterator[Row]:
@@ -36,6 +37,11 @@ async def operating(scale: float) -> Iterator[Row]:
             groups = await took(mq.dlq.groups)
             rows.append(Row("first page of 50 of 1,000,000 dead messages", page * 1e3, "ms", "<= 20"))
             rows.append(Row("groups of 1,000,000 dead messages", groups * 1e3, "ms", "<= 20"))
+            await bench.clear()
+            for n in range(round(TOPICS * scale)):
+                await bench.store.produce(f"topic-{n}", [message()])
+            counts = await took(mq.counts)
+            rows.append(Row("counts of 5,000 topics", counts * 1e3, "ms", "<= 100"))
     return iter(rows)
 
 

@@ -13,11 +13,30 @@ from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.store import Store
 from tests.harness import Clock, free_port, server_binaries
 from tests.proxy import Proxy
+from tests.rigs.cluster import Cluster
+from tests.rigs.sentinel import SentinelSet
+from tests.rigs.slots import slot_server
+from tests.rigs.tls import TlsRig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.words import MakeQueue
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slot",
+        action="store_true",
+        help="run on a node of a cluster that serves the slot of the queue q and no other",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slot"):
+        for item in items:
+            if mark := item.get_closest_marker("no_cluster"):
+                item.add_marker(pytest.mark.skip(mark.args[0]))
 
 
 @pytest.hookimpl(optionalhook=True)  # a plain pytest may run without the plugin
@@ -38,8 +57,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """A private server of each kind at hand, shared by all tests."""
     _, binary = request.param
-    with EmbeddedServer.open(binary=binary) as server:
-        yield server
+    if request.config.getoption("--slot"):
+        with slot_server(binary, "{q}") as server:
+            yield server
+    else:
+        with EmbeddedServer.open(binary=binary) as server:
+            yield server
 
 
 @pytest.fixture
@@ -67,6 +90,41 @@ def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """Three primaries with a replica each, empty and whole; a test may break it."""
+    _cluster.mend()
+    _cluster.flush()
+    return _cluster
+
+
+@pytest.fixture(scope="session")
+def _sentinels() -> Iterator[SentinelSet]:
+    with SentinelSet() as sentinels:
+        yield sentinels
+
+
+@pytest.fixture
+def sentinels(_sentinels: SentinelSet) -> SentinelSet:
+    """A primary with two replicas and three Sentinels, empty and whole; a test may break it."""
+    _sentinels.mend()
+    _sentinels.flush()
+    return _sentinels
+
+
+@pytest.fixture(scope="session")
+def tls_rig() -> Iterator[TlsRig]:
+    """A server that takes TLS with client certificates only; its data is what tests left in it."""
+    with TlsRig() as rig:
+        yield rig
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -82,20 +140,33 @@ def store(redis: Redis, keys: Keys, clock: Clock) -> Store:
     return Store(redis, keys, now=clock)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that are marked run with one shard and with eight."""
+    if "shards" in metafunc.fixturenames and metafunc.definition.get_closest_marker("sharded"):
+        metafunc.parametrize("shards", [None, 8], ids=["one-shard", "eight-shards"], indirect=True)
+
+
 @pytest.fixture
-async def queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[RedisMessageQueue]:
+def shards(request: pytest.FixtureRequest) -> int | None:
+    """Over how many shards the queues of the test are spread."""
+    return getattr(request, "param", None)
+
+
+@pytest.fixture
+async def queue(server: EmbeddedServer, redis: Redis, shards: int | None) -> AsyncIterator[RedisMessageQueue]:
     """An open queue on an empty server, as its users get it."""
-    async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
+    async with RedisMessageQueue(server.url, name="q", server_check="off", shards=shards) as queue:
         yield queue
 
 
 @pytest.fixture
-async def make_queue(server: EmbeddedServer, redis: Redis) -> AsyncIterator[MakeQueue]:
+async def make_queue(server: EmbeddedServer, redis: Redis, shards: int | None) -> AsyncIterator[MakeQueue]:
     """Makes queues on an empty server, for tests that run workers, and closes them."""
     made: list[RedisMessageQueue] = []
 
     def make(url: str = "", **options: Any) -> RedisMessageQueue:
         defaults: dict[str, Any] = {"name": "q", "server_check": "off", "stop_grace": 0.0, "concurrency": 8}
+        defaults["shards"] = shards
         queue = RedisMessageQueue(url or server.url, **(defaults | options))
         made.append(queue)
         return queue

@@ -13,7 +13,7 @@ from typing import Any
 
 from mx_rmq import Context, RedisMessageQueue, Reject, Retry
 from mx_rmq.cli.top.app import TopApp
-from mx_rmq.message import FORMAT, Message, encode_message
+from mx_rmq.message import Message, encode_message
 from mx_rmq.payloads import encode_payload
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.history import times_text
@@ -59,7 +59,7 @@ async def past(mq: RedisMessageQueue) -> None:
 
 
 def old(topic: str, id_: str) -> NewMessage:
-    message = Message(v=FORMAT, id=id_, topic=topic, payload=encode_payload(1), created_at=time.time())
+    message = Message(payload=encode_payload(1), created_at=time.time())
     return NewMessage(id_, encode_message(message))
 
 

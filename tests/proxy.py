@@ -49,6 +49,8 @@ class Proxy:
         self.url = f"unix://{self._socket}" if unix else f"redis://127.0.0.1:{self._port}"
         self.commands: list[bytes] = []
         """The name of every command that came through."""
+        self.calls: Counter[str] = Counter()
+        """How often each script was called."""
         self.connections = 0
         self.longest_reply = 0
         """In bytes, give or take what came with it."""
@@ -256,6 +258,7 @@ class Proxy:
             while request := parser.gets():
                 self.commands.append(request[0])
                 asked.append(_script_of(request))
+                self.calls[asked[-1]] += 1
             await send(data, self._dice.uniform(0, self._latest))
 
     async def _pass_replies(

@@ -11,7 +11,6 @@ import pytest
 
 from mx_rmq import DeadLetter, NotDead, RedisMessageQueue
 from mx_rmq.message import (
-    FORMAT,
     Death,
     Message,
     PastAttempt,
@@ -48,7 +47,7 @@ ONE_SERVER = pytest.mark.parametrize(
 
 def message(payload: Any = None, **fields: Any) -> Message:
     """A message as it is stored."""
-    given: dict[str, Any] = {"v": FORMAT, "id": "m1", "topic": "orders", "created_at": 1763230000.25}
+    given: dict[str, Any] = {"id": "m1", "topic": "orders", "created_at": 1763230000.25}
     return Message(payload=encode_payload(payload), **given | fields)
 
 
@@ -84,7 +83,9 @@ async def claim(redis: Redis, topic: str = "t", limit: int = 1000, *, lease: flo
 async def complete(redis: Redis, topic: str = "t") -> list[str]:
     """Handle everything that is pending, and say what that was."""
     deliveries = await claim(redis, topic)
-    await store_of(redis).complete(topic, [(d, decode_message(d.body).dedup_for or 0.0) for d in deliveries])
+    await store_of(redis).complete(
+        topic, [(d, decode_message(d.body, d.id, d.topic).dedup_for or 0.0) for d in deliveries]
+    )
     return [delivery.id for delivery in deliveries]
 
 
@@ -94,7 +95,7 @@ async def bury(redis: Redis, death: Death | None = None, topic: str = "t", *, tr
     deliveries = await claim(redis, topic)
     dead = []
     for delivery in deliveries:
-        message = decode_message(delivery.body)
+        message = decode_message(delivery.body, delivery.id, delivery.topic)
         message.attempts += 1
         message.remember(PastAttempt(at=1.0, worker="w1", error=death.error, trace=trace))
         dead.append((delivery, encode_message(message), encode_death(death)))
@@ -174,11 +175,12 @@ async def in_state(mq: RedisMessageQueue, id_: str, state: str, within: float = 
 
 
 async def drained(mq: RedisMessageQueue, within: float = 15.0) -> None:
-    """Wait until nothing is alive in the queue: until no body is stored, which is one look at one key."""
-    store = mq._lifecycle.shards[0].store
+    """Wait until nothing is alive in the queue: until no body is stored, which is one look at a key."""
+    stores = [shard.store for shard in mq._lifecycle.shards]
 
     async def look() -> bool:
-        return not await store.commands.execute_command("EXISTS", store.keys.of_queue("payload"))
+        asked = [each.commands.execute_command("EXISTS", each.keys.of_queue("payload")) for each in stores]
+        return not any(await asyncio.gather(*asked))
 
     await eventually(look, within)
 

@@ -48,7 +48,11 @@ if TYPE_CHECKING:
         RestoreResult,
     )
     from mx_rmq.operating.messages import MessageFacts, MessagePage
+    from mx_rmq.operating.resharding import Resharding, ShardFacts, ShardList
+    from mx_rmq.operating.schedule import Schedule
     from mx_rmq.operating.tail import TailEvent
+    from mx_rmq.operating.trail import Act, Trail
+    from mx_rmq.operating.vanished import Vanished, VanishedWorker
     from mx_rmq.override import Override
     from mx_rmq.processes import run, run_processes
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
@@ -59,11 +63,13 @@ if TYPE_CHECKING:
     from mx_rmq.receipt import Receipt, Stored
     from mx_rmq.retry import Retry
     from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers
+    from mx_rmq.web.users import WebUser
     from mx_rmq.worker.context import Context
     from mx_rmq.worker.handlers import BatchHandler, CallNext, Handler, Middleware
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
 __all__ = [
+    "Act",
     "AsgiApp",
     "AuditReport",
     "BatchHandler",
@@ -117,22 +123,30 @@ __all__ = [
     "Receipt",
     "RedisMessageQueue",
     "Reject",
+    "Resharding",
     "RestoreResult",
     "Retry",
     "RetryEvent",
     "RetryLater",
+    "Schedule",
     "ServerRefused",
     "ServerUnavailable",
+    "ShardFacts",
     "ShardHealth",
+    "ShardList",
     "StoreError",
     "Stored",
     "SyncProducer",
     "TailEvent",
     "TopicCounts",
     "TopicRates",
+    "Trail",
     "UnknownTopic",
     "UnreadableMessage",
     "UnsafeServer",
+    "Vanished",
+    "VanishedWorker",
+    "WebUser",
     "WorkerFacts",
     "Workers",
     "WrongKeyType",
@@ -155,7 +169,11 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
             "CanaryDied CanaryUnfinished DeadGroup DeadGroups DeadLetter NotDead Page RestoreResult"
         ),
         "mx_rmq.operating.messages": "MessageFacts MessagePage",
+        "mx_rmq.operating.resharding": "Resharding ShardFacts ShardList",
         "mx_rmq.operating.tail": "TailEvent",
+        "mx_rmq.operating.schedule": "Schedule",
+        "mx_rmq.operating.trail": "Act Trail",
+        "mx_rmq.operating.vanished": "Vanished VanishedWorker",
         "mx_rmq.override": "Override",
         "mx_rmq.processes": "run run_processes",
         "mx_rmq.produce_options": "ProduceManyOptions ProduceOptions",
@@ -168,6 +186,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.storage.facts": "Counts Load TopicCounts WorkerFacts Workers",
         "mx_rmq.worker.context": "Context",
         "mx_rmq.worker.handlers": "BatchHandler CallNext Handler Middleware",
+        "mx_rmq.web.users": "WebUser",
         "mx_rmq.worker.hooks": "DeadEvent RetryEvent",
     }
     _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

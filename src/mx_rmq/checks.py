@@ -151,11 +151,24 @@ def check_id(value: object) -> str:
     Raises:
         InvalidName: it cannot be one.
     """
+    return _check_id("message id", value)
+
+
+def check_key(value: object) -> str:
+    """Return the key of a message, for which the same holds as for its id.
+
+    Raises:
+        InvalidName: it cannot be one.
+    """
+    return _check_id("key", value)
+
+
+def _check_id(what: str, value: object) -> str:
     if isinstance(value, UUID) or (
         isinstance(value, int) and not isinstance(value, bool) and -_MOST_NUMBER < value < _MOST_NUMBER
     ):
         value = str(value)
-    return _check_label("message id", value)
+    return _check_label(what, value)
 
 
 def _check_label(what: str, value: object) -> str:

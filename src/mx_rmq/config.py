@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 from mx_rmq.checks import (
@@ -21,8 +20,9 @@ from mx_rmq.checks import (
     refuse_unknown,
 )
 from mx_rmq.errors import ConfigError
-from mx_rmq.limits import CALL_MEMORY, MAX_BYTES
+from mx_rmq.limits import CALL_MEMORY, MAX_BYTES, MOST_SHARDS
 from mx_rmq.retry import Retry
+from mx_rmq.urls import SCHEMES, TLS_FILES, WRONG_SCHEME, ServerUrl, read_url, shown_url
 
 Durability = Literal["memory", "disk", "replicated"]
 """What produce waits for: the message is in the server's memory, also on its disk, or also on replicas."""
@@ -38,7 +38,6 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 """Takes the queue and returns an async context manager around a worker's life."""
 
 DEFAULT_URL = "redis://localhost:6379/0"
-SCHEMES = ("redis://", "rediss://", "unix://", "embedded://")
 WEEK = 7 * 86400.0
 
 # For options in seconds: the shortest value. For options that may be None: what None means.
@@ -62,9 +61,8 @@ _ELSEWHERE = {
 }
 """Names that other libraries or earlier versions use."""
 
-_PLACE = re.compile(r"((\w[\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]+)?)?[0-9/]*")
-"""Host, port and database; any other text may be part of a password."""
-_PATH = re.compile(r"(/[^#]*)?")
+_ACCESS = ("username", "password", "sentinel_username", "sentinel_password", *TLS_FILES)
+"""The options that belong to the URL."""
 
 
 def _host() -> str:
@@ -76,6 +74,14 @@ class QueueOptions(TypedDict, total=False):
     """The options of a queue beside its URL, as callers may give them; explained at ``Config``."""
 
     name: str
+    shards: int | None
+    username: str | None
+    password: str | None
+    sentinel_username: str | None
+    sentinel_password: str | None
+    ssl_ca_certs: str | None
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
     worker_name: str
     concurrency: int
     prefetch: int
@@ -105,9 +111,27 @@ class Config:
     """The options of a queue; durations in seconds."""
 
     url: str = field(default_factory=lambda: os.environ.get("MX_RMQ_URL") or DEFAULT_URL, repr=False)
-    """``redis://``, ``rediss://``, ``unix://`` or ``embedded://``; by default the variable MX_RMQ_URL."""
+    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``, the same with
+    ``rediss+`` for TLS, ``embedded://`` or ``embedded+cluster://``; by default the variable MX_RMQ_URL."""
     name: str = "default"
     """Name of the queue, which is a namespace of topics."""
+    shards: int | None = None
+    """Over how many shards the queue is spread, up to 1,024. None takes the number that is stored with the
+    queue, or 1 for a new one. A queue keeps its number; ``reshard`` changes it."""
+    username: str | None = field(default=None, repr=False)
+    """The user at the server, unless the URL names one."""
+    password: str | None = field(default=None, repr=False)
+    """The user's password, unless it is in the URL."""
+    sentinel_username: str | None = field(default=None, repr=False)
+    """The user at the sentinels, which have users of their own."""
+    sentinel_password: str | None = field(default=None, repr=False)
+    """The password at the sentinels."""
+    ssl_ca_certs: str | None = None
+    """File with the certificates of the CAs that are trusted, for TLS; by default those of the system."""
+    ssl_certfile: str | None = None
+    """File with the client's certificate, if the server asks for one."""
+    ssl_keyfile: str | None = None
+    """File with the key of the client's certificate, unless *ssl_certfile* has it too."""
     worker_name: str = field(default_factory=_host)
     """Prefix of worker names in leases, histories and logs; the pid and a random suffix follow."""
     concurrency: int = 64
@@ -171,7 +195,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url.startswith(SCHEMES):
-            raise ConfigError(f"url must begin with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
+            raise ConfigError(WRONG_SCHEME)
+        for name in _ACCESS:
+            _check_text(name, getattr(self, name))
         check_name("queue", self.name)
         if len(check_name("worker_name", self.worker_name)) > 80:
             raise refusal("worker_name", "at most 80 characters", self.worker_name)
@@ -191,6 +217,7 @@ class Config:
             )
         for name, least in _WHOLE.items():
             check_whole(name, getattr(self, name), least)
+        check_whole("shards", self.shards, 1, MOST_SHARDS, none="as many as the queue has")
         check_whole("dlq_max_count", self.dlq_max_count, 0, none="no limit")
         check_choice("durability", self.durability, DURABILITIES)
         check_choice("server_check", self.server_check, SERVER_CHECKS)
@@ -202,19 +229,32 @@ class Config:
             _check_lifespan(self.lifespan)
 
     @property
-    def shown_url(self) -> str:
-        """The URL without user, password and options, for logs and errors.
+    def server(self) -> ServerUrl:
+        """What the URL and the options that belong to it say.
 
-        An unescaped password may contain any character. If a part of it could be left, only the scheme
-        is shown.
+        Raises:
+            ConfigError: they cannot be used.
         """
-        scheme, _, rest = self.url.partition("://")
-        place, _, options = rest.partition("?")
-        user, hidden, place = place.rpartition("@")
-        plain = _PLACE if scheme in ("redis", "rediss") else _PATH
-        if "@" in options or set("/#") & set(user) or not plain.fullmatch(place):
-            return f"{scheme}://***"
-        return f"{scheme}://{'***@' if hidden else ''}{place}"
+        return read_url(self.url, **{name: getattr(self, name) for name in _ACCESS})
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without user, password and parameters, for logs and errors."""
+        return shown_url(self.url)
+
+    def changed(self, **changes: Any) -> Config:
+        """A copy with other values. What belongs to the URL does not go to another one."""
+        if "url" in changes:
+            changes = dict.fromkeys(_ACCESS) | changes
+        return replace(self, **changes)
+
+
+def _check_text(name: str, value: object) -> None:
+    """Refuse what is no text, without showing it: it may be a secret."""
+    if value is None or (isinstance(value, str) and value):
+        return
+    given = "an empty text" if value == "" else f"a value of type {type(value).__name__}"
+    raise ConfigError(f"{name} must be a text, or None, got {given}")
 
 
 def _check_lifespan(lifespan: Any) -> None:

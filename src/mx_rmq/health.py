@@ -16,6 +16,8 @@ class ShardHealth:
     """Seconds that the server took to answer; None if it did not."""
     error: str = ""
     """Why it did not."""
+    name: str = ""
+    """The shard as its layout names it; empty for the only one."""
     last_claim: float | None = None
     """How long ago the server last answered a claim, with messages or without; None before the first."""
     looks: dict[str, float] = field(default_factory=dict)
@@ -70,8 +72,8 @@ class Health:
 
     @property
     def answers(self) -> bool:
-        """Whether the queue is open and every server answers."""
-        return self.is_open and all(shard.round_trip is not None for shard in self.shards)
+        """Whether the queue is open and a server answers; the shards on it go on without the others."""
+        return self.is_open and any(shard.round_trip is not None for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""

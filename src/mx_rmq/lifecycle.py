@@ -10,9 +10,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import ResponseError
+
 from mx_rmq import events
 from mx_rmq.checks import refusal
-from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable
+from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable, UnsafeServer
 from mx_rmq.message import describe
 from mx_rmq.operating.drain import Backlog, drained
 from mx_rmq.producing.producer import Producer
@@ -21,6 +23,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend
 from mx_rmq.storage.server_check import check_recovery, check_server
 from mx_rmq.storage.shard import Shard
+from mx_rmq.storage.shards import Shards
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
@@ -39,8 +42,10 @@ if TYPE_CHECKING:
 class Opened:
     """The queue is connected."""
 
-    shards: list[Shard]
+    shards: Shards
     producer: Producer
+    checks: set[asyncio.Task[None]]
+    """Checks of servers that did not answer when the queue was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class Starting:
 Work = Idle | Starting | Running | Stopping
 
 _IDLE = Idle()
+
+_SLOWER = 1.0
+"""Seconds by which the check of one server may take longer than that of another."""
 
 
 class _Session:
@@ -162,8 +170,10 @@ class Lifecycle:
         async with session.turn:
             opened, session.opened = session.opened, None
             if opened is not None:
+                for check in opened.checks:
+                    check.cancel()
                 await opened.producer.close()
-            await self._disconnect(opened.shards if opened else [])
+            await self._disconnect(opened.shards if opened else None)
 
     @property
     def producer(self) -> Producer | None:
@@ -174,7 +184,7 @@ class Lifecycle:
         return session.opened.producer
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> Shards:
         """The shards of the open queue.
 
         Raises:
@@ -216,28 +226,68 @@ class Lifecycle:
         return session
 
     async def _connect(self) -> Opened:
-        shards: list[Shard] = []
+        shards: Shards | None = None
         try:
-            embedded = self._config.url.startswith("embedded:")
-            revive = self._address.revive if embedded else None
-            url = await self._enter()
-            shards.append(Shard(url, self._config, revive=revive, new_store=self._new_store))
+            await self._enter()
+            shards = Shards(self._new_shard, self._config.name, self._config.shards)
+            checks: set[asyncio.Task[None]] = set()
+            if self._config.shards is not None or self._config.server_check != "off":
+                await self._settle(shards)
             if self._config.server_check != "off":
-                for shard in shards:
-                    await self._check(shard)
-            return Opened(shards, Producer(self._config, shards))
+                checks = await self._check_all(shards)
+            return Opened(shards, Producer(self._config, shards), checks)
         except BaseException:
             await self._disconnect(shards)
             raise
 
+    def _new_shard(self, name: str) -> Shard:
+        return Shard(self._address, self._config, name, new_store=self._new_store)
+
+    async def _settle(self, shards: Shards) -> None:
+        """Learn how many shards the queue has."""
+        try:
+            await self._resend(shards.base, shards.settle)
+        except ResponseError:  # the user may not read it; a queue with several shards would refuse a produce
+            if self._config.shards is not None:
+                raise
+
+    async def _check_all(self, shards: Shards) -> set[asyncio.Task[None]]:
+        """Check every server once; with several, those that answer do not wait long for the others."""
+        servers = {shard.server: shard for shard in shards}
+        checks = {asyncio.create_task(self._check(shard)) for shard in servers.values()}
+        try:
+            done, waiting = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+            while waiting and any(each.exception() is not None for each in done):
+                some, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                done |= some
+            if waiting:
+                some, waiting = await asyncio.wait(waiting, timeout=_SLOWER)
+                done |= some
+            errors = [error for each in done if (error := each.exception()) is not None]
+            away = [error for error in errors if isinstance(error, ServerUnavailable)]
+            if errors and (len(away) < len(errors) or len(errors) == len(checks)):
+                raise next((error for error in errors if error not in away), errors[0])
+        except BaseException:
+            for check in checks:
+                check.cancel()
+            raise
+        for check in waiting:
+            check.add_done_callback(self._tell_check)
+        return waiting
+
+    def _tell_check(self, check: asyncio.Task[None]) -> None:
+        """Tell of a server that answered late and is not fit; of one that is away its availability tells."""
+        if not check.cancelled() and isinstance(error := check.exception(), UnsafeServer | ConfigError):
+            events.emit(events.ServerUnsafe(queue=self._config.name, problem=str(error)))
+
     async def _check(self, shard: Shard) -> None:
-        config, queries, availability = self._config, Queries(shard.store), shard.availability
+        config, queries = self._config, Queries(shard.store)
         checks: list[Callable[[], Awaitable[object]]] = [
             partial(
                 check_server,
                 queries,
                 mode=config.server_check,
-                private=config.url == "embedded://",
+                private=config.server.is_private,
                 durability=config.durability,
                 replicas=config.replicas,
             )
@@ -245,25 +295,38 @@ class Lifecycle:
         if config.recovery_grace is not None:
             checks.append(partial(check_recovery, queries, lease=config.lease))
 
-        def failed(error: Exception, _wait: float) -> None:
-            availability.lost("start", error, f"trying for {config.patience:g} s")
-
         for check in checks:
-            await resend(check, patience=config.patience, failed=failed)
+            await self._resend(shard, check)
+
+    async def _resend(self, shard: Shard, call: Callable[[], Awaitable[object]]) -> None:
+        """Try a call for ``patience`` seconds."""
+        availability, patience = shard.availability, self._config.patience
+
+        def failed(error: Exception, _wait: float) -> None:
+            availability.lost("start", error, f"trying for {patience:g} s")
+
+        try:
+            await resend(call, patience=patience, failed=failed)
+        except ServerUnavailable as error:
+            availability.leave("start")
+            raise shard.named(error) from error
+        except BaseException:
+            availability.leave("start")
+            raise
         availability.back("start")
 
-    async def _enter(self) -> str:
-        """The URL to connect to; an embedded server is not left running if this is cancelled."""
+    async def _enter(self) -> None:
+        """Start an embedded server; it is not left running if this is cancelled."""
         entering = asyncio.ensure_future(asyncio.to_thread(self._address.enter, self))
         try:
-            return await asyncio.shield(entering)
+            await asyncio.shield(entering)
         except asyncio.CancelledError:
             await asyncio.wait([entering])
             raise
 
-    async def _disconnect(self, shards: list[Shard]) -> None:
-        for shard in shards:
-            await shard.close()
+    async def _disconnect(self, shards: Shards | None) -> None:
+        if shards is not None:
+            await shards.close()
         await asyncio.to_thread(self._address.leave, self)
 
     # -- start and stop

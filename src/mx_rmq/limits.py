@@ -19,5 +19,14 @@ LONGEST_MEMORY: Final = 30 * 86400.0
 MAX_BYTES: Final = 1024 * 1024
 """The largest message in bytes, unless the queue sets its own limit."""
 
+MOST_ACTS: Final = 1000
+"""As many acts of operators the trail keeps."""
+
+MOST_VANISHED: Final = 50
+"""As many vanished workers the server remembers."""
+
 MOST_SECONDS: Final = 1e11
 """Durations must be shorter (3,000 years): in a script, a later instant in ms would not be exact."""
+
+MOST_SHARDS: Final = 1024
+"""The most shards of a queue: a worker has three connections and a thread for each."""

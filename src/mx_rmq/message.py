@@ -10,7 +10,8 @@ from mx_rmq.checks import plain
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.limits import LONGEST_MEMORY, MOST_SECONDS
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""The format of stored bodies, which say it only if it is another one. Format 1 had id and topic in them."""
 HISTORY_LIMIT: Final = 20
 ERROR_LIMIT: Final = 500
 
@@ -43,14 +44,16 @@ class PastAttempt(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
-    """A message as the server stores it."""
+    """A message. The server stores it as one body; id and topic stand beside that, not in it."""
 
-    v: int
-    id: str
-    topic: str
+    v: int = FORMAT
+    id: str = ""
+    topic: str = ""
     payload: msgspec.Raw
     priority: Lane = "normal"
     headers: dict[str, str] = {}
+    key: str = ""
+    """What decides its shard in place of its id; empty for none."""
     created_at: float
     ttl: Seconds | None = None
     dedup_for: Seconds | None = None
@@ -99,23 +102,40 @@ _death_decoder = msgspec.json.Decoder(Death)
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message as the bytes that the server stores."""
+    """Encode a message as the bytes that the server stores: all but its id and topic."""
+    if message.id or message.topic:
+        message = msgspec.structs.replace(message, id="", topic="")
     return ENCODER.encode(message)
 
 
-def decode_message(body: bytes) -> Message:
-    """Decode stored bytes; the payload inside stays raw.
+def decode_message(body: bytes, id_: str, topic: str) -> Message:
+    """Decode stored bytes, with what stands beside them; the payload inside stays raw.
 
     Raises:
         UnreadableMessage: they are not a message, or have a format that this version does not know.
     """
+    message = _decode(body, id_)
+    message.v, message.id, message.topic = FORMAT, id_, topic
+    return message
+
+
+def topic_within(body: bytes) -> str:
+    """The topic that a body of format 1 names; empty for one of format 2, which names none.
+
+    Raises:
+        UnreadableMessage: the bytes are not a message.
+    """
+    return _decode(body, "").topic
+
+
+def _decode(body: bytes, id_: str) -> Message:
     try:
         message = _message_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableMessage(f"stored bytes are not a message: {error}") from error
-    if message.v != FORMAT:
+    if not 1 <= message.v <= FORMAT:
         raise UnreadableMessage(
-            f"message {message.id} has format {message.v}, this version reads {FORMAT}; "
+            f"message {id_ or message.id} has format {message.v}, this version reads 1 to {FORMAT}; "
             "upgrade mx-rmq in this program"
         )
     return message

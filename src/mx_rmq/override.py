@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.errors import ConfigError
@@ -52,9 +51,9 @@ class Override:
         if self._lifecycle.is_open:
             raise ConfigError("override() needs a queue that is not open; close it first")
         config, address, _ = self._before = self._lifecycle.server
-        changed = replace(config, **self._changes)
+        changed = config.changed(**self._changes)
         if "url" in self._changes:
-            address = Address(changed.url, kept=True)
+            address = Address(changed.server, kept=True)
         self._use(changed, address, self._new_store)
 
     def __exit__(

@@ -162,9 +162,9 @@ def run_processes_with(options: WorkerOptions, processes: int) -> int:
         )
     found = find_queue(options.queue)  # what is wrong fails here, not in every process
     with _overridden(found, options):
-        if found.config.url == "embedded://":
+        if found.config.server.is_private:
             raise ConfigError(
-                "with embedded:// each process would have a private server of its own; "
+                f"with {found.config.url} each process would have a private server of its own; "
                 "use embedded:///path, which they share"
             )
     chosen(found._handlers, options.topics)

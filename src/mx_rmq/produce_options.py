@@ -27,6 +27,7 @@ class ProduceManyOptions(TypedDict, total=False):
     at: datetime | None
     ttl: Ttl
     headers: Mapping[str, str] | None
+    key: MessageId | None
     remember: Duration | None
     durability: Durability | None
 

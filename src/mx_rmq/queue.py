@@ -21,7 +21,7 @@ from mx_rmq.lifecycle import Lifecycle, Running
 from mx_rmq.observing import logs
 from mx_rmq.observing.asgi import serving
 from mx_rmq.observing.probes import health_app
-from mx_rmq.operating.audit import audit
+from mx_rmq.operating.audit import audit_all
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.deletion import delete_queue
 from mx_rmq.operating.doctor import examine
@@ -29,8 +29,12 @@ from mx_rmq.operating.health import read_health
 from mx_rmq.operating.history import history, rates
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.listing import list_messages
+from mx_rmq.operating.resharding import list_shards, reshard
+from mx_rmq.operating.schedule import read_schedule
 from mx_rmq.operating.tail import kinds_of, tail
 from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic, topic_names
+from mx_rmq.operating.trail import note_act, read_trail
+from mx_rmq.operating.vanished import read_vanished
 from mx_rmq.override import Override
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import active, around, around_many
@@ -44,7 +48,7 @@ from mx_rmq.producing.options import (
 )
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
-from mx_rmq.storage.store import Store
+from mx_rmq.storage.store import Sealed, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -61,7 +65,11 @@ if TYPE_CHECKING:
     from mx_rmq.operating.doctor import Checkup
     from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage
+    from mx_rmq.operating.resharding import Resharding, ShardList
+    from mx_rmq.operating.schedule import Schedule
     from mx_rmq.operating.tail import TailEvent
+    from mx_rmq.operating.trail import Trail
+    from mx_rmq.operating.vanished import Vanished
     from mx_rmq.produce_options import MessageId, ProduceManyOptions, ProduceOptions, Ttl
     from mx_rmq.producing.middleware import ProduceMiddleware
     from mx_rmq.producing.producer import Producer
@@ -115,7 +123,7 @@ class RedisMessageQueue:
             raise ConfigError("url must be a string; write config=… to give a Config")
         given: dict[str, Any] = {**options} if url is None else {"url": url, **options}
         self.config: Config = Config.of(**given) if config is None else _only(config, given)
-        address = Address(self.config.url)
+        address = Address(self.config.server)
         self._produce_layers: list[ProduceMiddleware] = []
         self.sync: SyncProducer = SyncProducer(self.config, address, self._produce_layers, self._fitting)
         """Produces to the same queue from code without an event loop."""
@@ -149,6 +157,7 @@ class RedisMessageQueue:
         dedup_for: Duration = 0.0,
         remember: Duration | None = None,
         durability: Durability | None = None,
+        key: MessageId | None = None,
         **_unknown: Never,
     ) -> Receipt:
         """Store a message and return its id, once the server has it.
@@ -169,12 +178,15 @@ class RedisMessageQueue:
                 after it is done or dead. The default is the handler's; 0 for not at all.
             durability: return only once it is on the server's ``disk``, or ``replicated``. The default is
                 the queue's option, which is ``memory`` unless it is set.
+            key: decides the shard, so that messages with one key keep their order as in a queue with one
+                shard: a customer or an account, for example. By default the id decides.
 
         Raises:
             InvalidPayload, InvalidName, ConfigError, MessageTooLarge: an argument is invalid; nothing was
                 stored.
-            ServerUnavailable: the server could not be reached for ``patience`` seconds. Whether the
-                message was stored is unknown; it may be produced again with the same ``message_id``.
+            ServerUnavailable: the server could not be reached for ``patience`` seconds; names the shard if
+                there are several. Whether the message was stored is unknown; it may be produced again with
+                the same ``message_id``.
             NotOnDisk, NotReplicated: the message is stored, but its durability was not confirmed within
                 ``durability_timeout`` seconds. It may be produced again with the same ``message_id``.
             UnsafeServer: the server cannot provide this durability; nothing was stored.
@@ -192,6 +204,7 @@ class RedisMessageQueue:
                 "dedup_for": dedup_for,
                 "remember": remember,
                 "durability": durability,
+                "key": key,
             }
             return await around(layers, self._produce)(topic, payload, options)
         message = check_options(
@@ -206,12 +219,13 @@ class RedisMessageQueue:
             dedup_for=dedup_for,
             remember=remember,
             durability=durability,
+            key=key,
         ).message(self._fitting(topic, payload) if self._handlers else payload)
         producer = self._lifecycle.producer or await self._producer()
         try:
             return await producer.produce(topic, message)
-        except NotDurable as error:
-            raise error.of(message.id) from None  # this caller has one message of the batch
+        except (NotDurable, Sealed) as error:
+            return await producer.after(error, topic, message)
 
     async def produce_many(
         self, topic: str, payloads: Iterable[Any], **options: Unpack[ProduceManyOptions]
@@ -254,8 +268,8 @@ class RedisMessageQueue:
         producer = await self._producer()
         try:
             return await producer.produce(topic, message)
-        except NotDurable as error:
-            raise error.of(message.id) from None
+        except (NotDurable, Sealed) as error:
+            return await producer.after(error, topic, message)
 
     async def _produce_many(
         self, topic: str, payloads: Iterable[Any], options: ProduceManyOptions
@@ -491,7 +505,13 @@ class RedisMessageQueue:
         return await Inspector(self._lifecycle.shards).find(id_)
 
     async def list(
-        self, topic: str, *, state: Asked = "pending", limit: int = 50, after: str | None = None
+        self,
+        topic: str,
+        *,
+        state: Asked = "pending",
+        limit: int = 50,
+        after: str | None = None,
+        reverse: bool = False,
     ) -> MessagePage:
         """The messages of a topic that are in one state, a page at a time.
 
@@ -502,11 +522,22 @@ class RedisMessageQueue:
                 latest death first).
             limit: the most messages on a page, up to 1,000.
             after: the ``next`` of the page before; None for the first page.
+            reverse: list them in the opposite order; pass it with every page.
 
         A page may be short, even empty, although more follow: as long as ``next`` is not None there is more
         to look at. Messages move on between two pages.
         """
-        return await list_messages(self._lifecycle.shards, topic, state, limit, after)
+        return await list_messages(self._lifecycle.shards, topic, state, limit, after, reverse=reverse)
+
+    async def schedule(self, *, hours: int = 24, limit: int = 50, after: str | None = None) -> Schedule:
+        """What is due when: delayed messages of all topics, counted by due time, and the next of them.
+
+        Args:
+            hours: how far ahead, up to a week; it is counted in 48 steps.
+            limit: the most messages to list, up to 1,000.
+            after: the ``next`` of an earlier schedule, to list the messages that follow.
+        """
+        return await read_schedule(self._lifecycle.shards, hours=hours, limit=limit, after=after)
 
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in one sentence."""
@@ -530,14 +561,14 @@ class RedisMessageQueue:
         Raises:
             UnknownTopic: nothing happened, and there is no such topic.
         """
-        found = await history(self._lifecycle.shards, topic, minutes=minutes, step=step)
+        found = await history(await self._lifecycle.shards.now(), topic, minutes=minutes, step=step)
         if topic is not None and found.is_empty:
             await refuse_unknown_topic(self._lifecycle.shards, topic, self._handlers)
         return found
 
     async def rates(self) -> Rates:
         """How fast each topic goes: events a second, times, and what was completed in the last hour."""
-        return await rates(self._lifecycle.shards)
+        return await rates(await self._lifecycle.shards.now())
 
     async def workers(self) -> Workers:
         """The workers that have registered recently."""
@@ -611,6 +642,37 @@ class RedisMessageQueue:
 
         return Metrics(self.config.name, look, self._worker_health, self._handlers.keys(), registry)
 
+    def dashboard(
+        self,
+        *,
+        auth: str | Callable[[Any], Any] | None = None,
+        read_only: bool = False,
+        redact: Iterable[str] = (),
+    ) -> AsgiApp:
+        """The queue in a browser, as an ASGI application: ``app.mount("/queue", mq.dashboard(auth=…))``.
+
+        It works under any prefix, and opens the queue at the first request if it is not open. It needs the
+        extra ``web``.
+
+        Args:
+            auth: a token that people log in with, of 16 characters or more; or a function of the application
+                that takes the request and returns a ``WebUser``, a name, or None to refuse. It may be async,
+                return a response such as a redirection, or raise. By default names and passwords are in the
+                variable ``MX_RMQ_WEB_USERS`` (``anna:secret,ben:other``); without it only this computer is
+                answered.
+            read_only: refuse every change, whatever *auth* says.
+            redact: fields of payloads and headers that are hidden from view and from exports: names such as
+                ``password``, or paths such as ``customer.mail``.
+
+        Raises:
+            ConfigError: an option is not valid, or the extra is not installed.
+        """
+        for package in ("starlette", "jinja2"):
+            check_installed(package, "web")
+        from mx_rmq.web.app import Dashboard  # imported here: it needs the extra
+
+        return Dashboard(self, auth=auth, read_only=read_only, redact=redact)
+
     @asynccontextmanager
     async def serve_metrics(
         self,
@@ -677,13 +739,17 @@ class RedisMessageQueue:
         """
         await self._topics.resume(topic)
 
-    async def purge(self, topic: str) -> int:
+    async def purge(self, topic: str, *, progress: Callable[[int], None] | None = None) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were.
+
+        Args:
+            topic: whose messages.
+            progress: called with the number of messages withdrawn so far.
 
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self._topics.purge(topic)
+        return await self._topics.purge(topic, progress)
 
     async def delete(self) -> int:
         """Delete the queue: every message, dead letter and counter is gone; returns how many keys there were.
@@ -699,6 +765,29 @@ class RedisMessageQueue:
         """The names of all queues on the server that were produced to or have workers."""
         return await queue_names(self._lifecycle.shards)
 
+    async def shards(self) -> ShardList:
+        """The shards of the queue and what each has; the current generation first, then those that drain."""
+        return await list_shards(self._lifecycle.shards, self.config.shown_url)
+
+    async def reshard(self, shards: int, *, progress: Callable[[Resharding], None] | None = None) -> None:
+        """Spread the queue over another number of shards, while producers and workers go on.
+
+        A new generation of shards takes the new messages. The older ones take none, and are served until they
+        are empty; their dead messages are moved. Messages of one key keep their order. It returns when the
+        older shards are gone, which takes as long as their delayed messages are delayed.
+
+        If it is cancelled, or a server does not answer, nothing is lost and all generations are served; call
+        it again to go on. Workers must run, and must be of a version that knows generations.
+
+        Args:
+            shards: how many the queue gets.
+            progress: called with a ``Resharding`` after each look at what is left.
+
+        Raises:
+            ConfigError: another program reshards the queue too, to another number.
+        """
+        await reshard(self._lifecycle.shards, shards, progress)
+
     async def topics(self) -> Names:
         """The names of the topics that were produced to, or are paused; ``counts()`` says how each stands."""
         return await topic_names(self._lifecycle.shards)
@@ -712,13 +801,35 @@ class RedisMessageQueue:
 
         Args:
             repair: put what is stray back where it is not lost.
-            progress: called with the number of messages of a shard that have been looked at.
+            progress: called with the number of messages that have been looked at.
         """
         lease = self.config.lease
-        return [
-            await audit(shard.operating, repair=repair, lease=lease, progress=progress)
-            for shard in self._lifecycle.shards
-        ]
+        return await audit_all(self._lifecycle.shards, repair=repair, lease=lease, progress=progress)
+
+    async def vanished(self) -> Vanished:
+        """Workers that vanished, the latest first, and how many messages each had; the last 50 are kept.
+
+        A worker that was missed only because its leases ran out is not among them.
+        """
+        return await read_vanished(self._lifecycle.shards)
+
+    async def note_act(
+        self, who: str, what: str, target: str = "", *, count: int = 0, said: str = ""
+    ) -> None:
+        """Note in the trail what an operator did, for ``trail()``; the dashboard does so for every change.
+
+        Args:
+            who: a name.
+            what: in a word or two, such as ``pause`` or ``replay``.
+            target: what it was done to: a topic, the id of a message, a filter.
+            count: how many messages it changed.
+            said: what came of it, such as why it failed.
+        """
+        await note_act(self._lifecycle.shards, who, what, target, count=count, said=said)
+
+    async def trail(self, limit: int = 100) -> Trail:
+        """What operators did, the latest first; the last thousand acts are kept."""
+        return await read_trail(self._lifecycle.shards, limit)
 
     async def doctor(self, *, audit_for: Duration = 5.0) -> Checkup:
         """Look at the server, the rights, the topics and the workers; every finding has its remedy.

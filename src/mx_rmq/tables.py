@@ -81,6 +81,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def speed(rate: float) -> str:
+    """Events a second, such as ``0``, ``3.1`` or ``1,204``."""
+    return f"{rate:,.0f}" if rate >= 99.5 or rate == 0 else f"{rate:.1f}"
+
+
 def lasted(seconds: float | None) -> str:
     """A duration in words, such as ``0.25ms``, ``1.5s`` or ``12m``; two digits say enough."""
     if seconds is None:

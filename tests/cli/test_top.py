@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mx_rmq import RedisMessageQueue, Reject
-from mx_rmq.cli.figures import FiguresReader
+from mx_rmq.operating.figures import FiguresReader
 from tests.cli.terminal import on_terminal
 from tests.words import ONE_SERVER, eventually, in_state
 

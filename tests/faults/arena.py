@@ -18,7 +18,11 @@ from typing import Any
 from redis.asyncio import Redis
 
 from mx_rmq import RedisMessageQueue
+from mx_rmq.storage.connection import Connection
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.locate import Address
+from mx_rmq.storage.resend import resend
+from mx_rmq.urls import read_url
 from tests.faults import programs
 from tests.faults.ledger import Event, Ledger, read
 from tests.faults.programs import QUEUE
@@ -90,17 +94,34 @@ class Child:
         return self.code
 
 
+class Rigged:
+    """The primary of the queue, wherever it is at the moment: what a fault asks of a server that may move."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        place = Address(read_url(url)).place(Keys(QUEUE).prefix)
+        self._connection = Connection(place, timeout=5)
+
+    async def execute_command(self, *args: Any) -> Any:
+        """The reply to a command that may be sent twice."""
+        reply = await resend(lambda: self._connection.execute_command(*args), patience=20)
+        return dict(zip(reply[::2], reply[1::2], strict=True)) if args[0] == "HGETALL" else reply
+
+    async def aclose(self) -> None:
+        await self._connection.close()
+
+
 class Arena:
     """One server and everybody who talks to it."""
 
-    def __init__(self, run: Run, server: Server, home: Path) -> None:
+    def __init__(self, run: Run, server: Server | Rigged, home: Path) -> None:
         self.run = run
-        self.server = server
+        self.server: Any = server
         self.home = home
         self.url = server.url
         """Where workers and producers connect; set it to a proxy's to put that in between."""
         self.keys = Keys(QUEUE)
-        self.redis = Redis(host="127.0.0.1", port=server.port)
+        self.redis: Any = server if isinstance(server, Rigged) else Redis(host="127.0.0.1", port=server.port)
         self.queue = RedisMessageQueue(server.url, name=QUEUE, server_check="off")
         self.children: list[Child] = []
         self._ledgers = home / "ledgers"
@@ -125,6 +146,20 @@ class Arena:
                     arena.kill_all()
                     await arena.redis.aclose()
         finally:
+            shutil.rmtree(home, ignore_errors=True)
+
+    @classmethod
+    @asynccontextmanager
+    async def around(cls, run: Run, url: str) -> AsyncIterator[Arena]:
+        """The servers at a URL, which the fault has started."""
+        home = Path(tempfile.mkdtemp(prefix="mx-f-"))
+        arena = cls(run, Rigged(url), home)
+        try:
+            async with arena.queue:
+                yield arena
+        finally:
+            arena.kill_all()
+            await arena.redis.aclose()
             shutil.rmtree(home, ignore_errors=True)
 
     # -- processes
@@ -244,8 +279,9 @@ class Arena:
         return result
 
     async def _ids(self, part: str) -> set[str]:
-        fields = await command(self.redis, "HKEYS", self.keys.of_queue(part))
-        return {field.decode() for field in fields if b":" not in field}
+        shards = await self.queue._lifecycle.shards.now()
+        found = [await command(self.redis, "HKEYS", shard.keys.of_queue(part)) for shard in shards]
+        return {field.decode() for fields in found for field in fields if b":" not in field}
 
 
 async def open_messages(mq: RedisMessageQueue) -> int:

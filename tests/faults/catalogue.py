@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.aof_cut import aof_cut
 from tests.faults.clients_killed import clients_killed
 from tests.faults.clocks import clocks
+from tests.faults.cluster import cluster, cluster_killed_memory, cluster_killed_replicated
 from tests.faults.computing_threads import computing_threads
 from tests.faults.dead_idle import dead_idle
 from tests.faults.demoted_primary import demoted_primary
@@ -19,8 +20,10 @@ from tests.faults.monitors_killed import monitors_killed
 from tests.faults.poison_pills import poison_pills
 from tests.faults.primary_lost import primary_lost_memory, primary_lost_replicated
 from tests.faults.replies_cut import replies_cut
+from tests.faults.resharded import resharded
 from tests.faults.run import Fault
 from tests.faults.scripts_flushed import least_privilege, scripts_flushed
+from tests.faults.sentinel import sentinel
 from tests.faults.server_killed import server_killed
 from tests.faults.sigterm import sigterm
 from tests.faults.silence import black_hole, half_open
@@ -30,6 +33,7 @@ from tests.faults.slow_uplink import slow_uplink
 from tests.faults.soak import soak
 from tests.faults.strange_data import strange_data
 from tests.faults.swallowed import swallowed
+from tests.faults.tls import tls
 from tests.faults.vanished import vanished
 from tests.faults.workers_killed import workers_killed
 from tests.faults.wrong_types import wrong_types
@@ -72,5 +76,11 @@ FAULTS: dict[str, Fault] = {
     "dead-idle-connections": dead_idle,
     "slow-uplink": slow_uplink,
     "foreign-digits": foreign_digits,
+    "cluster": cluster,
+    "cluster-killed": cluster_killed_replicated,
+    "cluster-killed-unreplicated": cluster_killed_memory,
+    "sentinel": sentinel,
+    "tls": tls,
+    "reshard": resharded,
     "soak": soak,
 }

@@ -86,7 +86,9 @@ def role(server: Server) -> str:
     return str(server.command("INFO", "replication")["role"])
 
 
-async def goes_on(arena: Arena, workers: Sequence[Child], producers: Sequence[Child]) -> float:
+async def goes_on(
+    arena: Arena, workers: Sequence[Child], producers: Sequence[Child], *, most: float = MOST
+) -> float:
     """How long until each worker has claimed and started something, and each producer been acknowledged."""
     since = time.monotonic()
     while True:
@@ -94,7 +96,7 @@ async def goes_on(arena: Arena, workers: Sequence[Child], producers: Sequence[Ch
         later = max(
             resumption(events, since, {worker.pid for worker in workers}), acked(events, since, producers)
         )
-        if later < inf or time.monotonic() - since > 2 * MOST:
+        if later < inf or time.monotonic() - since > 2 * most:
             return later
         await asyncio.sleep(0.1)
 

@@ -126,7 +126,7 @@ def _fate(id_: str, payload: Any, done: set[str], dead: dict[str, bytes]) -> str
         return "" if id_ in done else f"{id_} was not handled: {dead.get(id_ + ':error')!r}"
     if id_ not in dead:
         return f"{id_} is not dead, though no handler takes it"
-    kept = bytes(decode_message(dead[id_]).payload)
+    kept = bytes(decode_message(dead[id_], id_, "").payload)
     return "" if kept == bytes(encode_payload(payload)) else f"the payload of {id_} was changed"
 
 
@@ -137,15 +137,16 @@ def _fate_of_body(id_: str, body: bytes, done: set[str], dead: dict[str, bytes])
     if id_ not in dead:
         return f"{id_} is neither done nor dead"
     try:
-        before = bytes(decode_message(body).payload)
+        before = bytes(decode_message(body, "", "").payload)
     except UnreadableMessage:
         return "" if dead[id_] == body else f"the bytes of {id_} were changed"
-    return "" if bytes(decode_message(dead[id_]).payload) == before else f"the payload of {id_} was changed"
+    after = bytes(decode_message(dead[id_], id_, "").payload)
+    return "" if after == before else f"the payload of {id_} was changed"
 
 
 def _is_fit(body: bytes) -> bool:
     try:
-        HANDLED.decode(decode_message(body).payload)
+        HANDLED.decode(decode_message(body, "", "").payload)
     except (UnreadableMessage, InvalidPayload):
         return False
     return True

@@ -83,7 +83,8 @@ async def _operate(mq: RedisMessageQueue, bodies: int) -> list[str]:
 
     (latest,) = (await mq.dlq.list(limit=1)).letters
     check("body", len(latest.payload), BYTES)
-    for search in ({"topic": "left"}, {"error": "ValueError"}):
+    searches: list[dict[str, Any]] = [{"topic": "left"}, {"error": "ValueError"}]
+    for search in searches:
         letters = (await mq.dlq.list(limit=7, **search)).letters
         check(f"list {search}", [letter.topic for letter in letters], ["left"] * 7)
     groups = {(group.topic, group.error): group.count for group in await mq.dlq.groups()}

@@ -154,6 +154,8 @@ class Noise:
         """Bytes that another client stores as a message."""
         whole: dict[str, Any] = {"v": 1, "id": id_, "topic": topic, "payload": self.sealed()}
         whole["created_at"] = 1_763_230_000.0
+        if self._dice.random() < 0.5:  # of format 2
+            del whole["v"], whole["id"], whole["topic"]
         match self._dice.randrange(7):
             case 0:
                 return self._dice.randbytes(self._dice.randrange(1, 300))
@@ -179,7 +181,7 @@ class Noise:
     def _wrong_envelope(self, whole: dict[str, Any]) -> bytes:
         numbers: tuple[Any, ...] = (_NINES, 0, -5, 2**31, 2**63 - 1, 2**64, 10**30, 1e308, "1", None, [])
         strange = {
-            "v": (0, 2, 99, "1", None, 2**64),
+            "v": (0, 2, 3, 99, "1", None, 2**64),
             "id": ("other", "", 5, "a:b", "\ud800", "x" * 65_536),
             "topic": ("other", "", None, "a:{b}*", "\0"),
             "payload": (

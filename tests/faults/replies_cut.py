@@ -19,7 +19,8 @@ from tests.proxy import Proxy
 # At which call at most a script is cut: even a busy queue makes some calls only now and then.
 OFTEN, SELDOM, RARELY = 20, 3, 1
 SCRIPTS = {
-    "produce_normal_message": OFTEN,
+    "produce_one_message": OFTEN,
+    "produce_normal_message": SELDOM,
     "produce_delay_message": OFTEN,
     "claim_message": OFTEN,
     "complete_message": OFTEN,

@@ -58,11 +58,8 @@ class Server:
         """Start it on the same directory and port as ever, and wait until it answers."""
         assert self._process is None, "the server is running"
         self.home.mkdir(parents=True, exist_ok=True)
-        command = [str(self._binary), "--port", str(self.port), "--dir", str(self.home)]
-        for name, value in self._settings.items():
-            command += [f"--{name}", *(value.split() or [""])]
         with (self.home / "server.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(self._arguments(), stdout=log, stderr=log, start_new_session=True)
         # Its pipe closes with this process, even if that is killed.
         self._guard = subprocess.Popen(
             ["sh", "-c", f"read _; kill -9 {process.pid}"], stdin=subprocess.PIPE, start_new_session=True
@@ -106,9 +103,16 @@ class Server:
         assert self._process is not None, "the server is not running"
         return self._process
 
+    def _arguments(self) -> list[str]:
+        arguments = [str(self._binary), "--port", str(self.port), "--dir", str(self.home)]
+        for name, value in self._settings.items():
+            arguments += [f"--{name}", *(value.split() or [""])]
+        return arguments
+
     def _answers(self) -> bool:
         with suppress(RedisError, OSError):
-            return bool(self.command("PING"))
+            # By its pid: the port may have been taken by another server. PING is refused while it loads.
+            return bool(self.command("PING") and self.command("INFO", "server")["process_id"] == self.pid)
         return False
 
     def _end(self, how: signal.Signals) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import RedisMessageQueue, UnknownTopic
-from mx_rmq.message import FORMAT, Message, encode_message
+from mx_rmq.message import Message, encode_message
 from mx_rmq.payloads import encode_payload
 from tests.faults.arena import TOPIC, Arena, Child, eventually
 from tests.faults.ledger import Ledger, ids
 from tests.faults.programs import QUEUE
 from tests.faults.pulse import KEPT, feel, log_of
 from tests.faults.run import Row, Run
+from tests.harness import command
 
 if TYPE_CHECKING:
     from tests.faults.pulse import Pulse
@@ -49,6 +51,8 @@ class Strangers:
     """Dead in the end, since the audit throws away no body."""
     put_off: list[str] = field(default_factory=list)
     """Messages that a worker has put off by a minute, to be seen at the end."""
+    nameless: dict[str, bytes] = field(default_factory=dict)
+    """Bodies by id, of messages that nothing gives a topic: the audit keeps them in the topic ``unknown``."""
 
 
 async def strange_data(run: Run) -> Row:
@@ -119,6 +123,7 @@ async def _round(
     for report in await operator.audit():
         left = [f"{f.kind} {f.what}" for f in report.findings if f.kind != "counters-disagree"]
         wrong += [f"{what} after the repair" for what in left]
+    wrong += [f"{id_} was not kept" for id_ in await _unkept(arena, strangers)]
     with suppress(UnknownTopic):
         await operator.purge("unknown")  # where the audit keeps what says of no topic that it is its own
 
@@ -130,6 +135,16 @@ async def _round(
     except AssertionError:
         wrong.append(f"not run: {sorted(undone())}")
     return strangers, pulse, wrong
+
+
+async def _unkept(arena: Arena, strangers: Strangers) -> list[str]:
+    """The messages without a topic that are not, byte for byte, where an operator looks for them."""
+    payload = arena.keys.of_queue("payload")
+    return [
+        id_
+        for id_, body in strangers.nameless.items()
+        if await command(arena.redis, "HMGET", payload, id_, f"{id_}:queue") != [body, b"unknown"]
+    ]
 
 
 async def _strew(arena: Arena, n: int) -> Strangers:
@@ -148,7 +163,8 @@ async def _strew(arena: Arena, n: int) -> Strangers:
         strangers.messages.append(id_)
         ledger.write("tried", id_)
         ledger.write("acked", id_)
-        pipe.hset(payload, id_, _body(id_, OTHER if topic == OTHER else TOPIC))
+        # Where the topic is to be found in the body it is of format 1; format 2 has none in it.
+        pipe.hset(payload, id_, _body() if topic in (TOPIC, OTHER) else _old_body(id_, TOPIC))
         if topic is not None:
             pipe.hset(payload, f"{id_}:queue", topic)
         return id_
@@ -199,11 +215,21 @@ async def _strew(arena: Arena, n: int) -> Strangers:
             strangers.put_off.append(id_)
         id_ = message(f"topicless-nowhere{k}", topic)
         strangers.found.append(id_.encode())
+        for place in ("nameless", "nameless-delayed", "nameless-nowhere"):
+            id_ = f"odd-{n}-{place}{k}"
+            strangers.nameless[id_] = _body()
+            strangers.found.append(id_.encode())
+            pipe.hset(payload, id_, strangers.nameless[id_])
+            if topic is not None:
+                pipe.hset(payload, f"{id_}:queue", topic)
+            if place != "nameless-nowhere":
+                pipe.zadd(monitor if place == "nameless" else delays, {id_: past})
+                strangers.logged.append(id_)
 
     _ghosts(pipe, arena, strangers, n, past, future)
     _foreign_fields(pipe, arena, strangers, n)
     await pipe.execute()
-    ledger.write("tried", *strangers.kept)
+    ledger.write("tried", *strangers.kept, *strangers.nameless)
     return strangers
 
 
@@ -241,7 +267,7 @@ def _foreign_fields(pipe: Any, arena: Arena, strangers: Strangers, n: int) -> No
             strangers.found.append(part.encode() + name.removesuffix(b":queue"))
     strangers.kept.append(f"dlq_payloadfield-{n}")
     for name in (b"whole-\xff\xfe%d" % n, b"whole lease \xff%d" % n):
-        pipe.hset(payload, name, _body("x", TOPIC))
+        pipe.hset(payload, name, _body())
         pipe.hset(payload, name + b":queue", TOPIC)
         strangers.found.append(name)
     pipe.zadd(keys.of_queue("all_expire_monitor"), {b"whole-\xff\xfe%d" % n: "inf"})
@@ -259,9 +285,14 @@ def _names(kind: str, n: int) -> list[bytes]:
     return [f"{kind}-{n}".encode(), f"{kind}-{n}".encode() + b"\xff\xfe", f"{kind} {n}:b:c".encode()]
 
 
-def _body(id_: str, topic: str) -> bytes:
-    message = Message(v=FORMAT, id=id_, topic=topic, payload=encode_payload({}), created_at=time.time())
-    return encode_message(message)
+def _body() -> bytes:
+    return encode_message(Message(payload=encode_payload({}), created_at=time.time()))
+
+
+def _old_body(id_: str, topic: str) -> bytes:
+    """Of format 1, with id and topic in it."""
+    said = {"v": 1, "id": id_, "topic": topic, "payload": {}, "created_at": time.time()}
+    return json.dumps(said).encode()
 
 
 async def _foreign_keys(arena: Arena) -> list[bytes]:

@@ -32,15 +32,16 @@ SAVED = "mx-f:saved"
 IRREPLACEABLE = ("payload", "dlq_payload")
 """Bodies are nowhere else: what the fault overwrote is put back. All the rest the audit finds again."""
 IDLE = (
-    *("topics", "paused", "counters", "dlq_groups", "workers", "workers_seen", "tails"),
-    *("delay_wake", "fence"),
+    *("topics", "paused", "counters", "dlq_groups", "workers", "workers_seen", "tails", "trail"),
+    *("vanished", "delay_wake", "fence", "workers_connections", "observer", "scheduler"),
 )
 """For people and tools, or only for speed; a message never waits for them."""
-HEALED = ("wake", "delay_wake", "fence")
-"""A token is thrown away whatever it is and a fence written anew, so such a key soon heals by itself."""
-SILENT = ("topics", "paused", "counters", "dlq_groups", "tails")
+HEALED = ("wake", "delay_wake", "fence", "observer", "scheduler")
+"""A token is thrown away whatever it is and a fence written anew, so such a key soon heals by itself. A turn
+is a string too, and a few workers do without."""
+SILENT = ("topics", "paused", "counters", "dlq_groups", "tails", "trail", "vanished", "observer", "scheduler")
 """No worker looks at the answer when these are written; the audit names them, and ``tail`` its own."""
-SLOW = ("workers", "workers_seen")
+SLOW = ("workers", "workers_seen", "workers_connections")
 """Workers write there every few seconds only, for which the short form does not wait."""
 
 

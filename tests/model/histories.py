@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from hypothesis import strategies as st
 
 from mx_rmq.message import LANES, Lane
+from mx_rmq.storage.contract import Want
 from tests.model.invariants import IDS, TOPICS
 
 if TYPE_CHECKING:
@@ -63,6 +64,22 @@ class Take(NamedTuple):
     """Its reply never arrives: nobody knows the tokens."""
     woken: bool
     """By the wake token, which is taken."""
+
+
+class TakeSome(NamedTuple):
+    """Claim from some topics in one call, as a worker does that has nothing to do."""
+
+    wants: tuple[Want, ...]
+    runs: int
+    lease: float
+    worker: str
+    lost: bool
+    woken: bool
+
+    @property
+    def topic(self) -> str:
+        """The topic of the wake token."""
+        return self.wants[0].topic
 
 
 class Monitor(NamedTuple):
@@ -146,6 +163,21 @@ class Switch(NamedTuple):
 
     verb: str
     topic: str
+
+
+class Seal(NamedTuple):
+    """The queue gets other shards: this one takes no new messages."""
+
+
+class Taken(NamedTuple):
+    """Ask which ids are taken, as a producer does that stores on a new shard."""
+
+
+class Carry(NamedTuple):
+    """Keep ids taken that were done on an older shard."""
+
+    picks: tuple[int, ...]
+    seconds: float
 
 
 class Forget(NamedTuple):
@@ -296,6 +328,12 @@ class Mixer:
     def take(self) -> Iterable[Any]:
         yield Take(self.topic(), self.limit(), self.lease(), self.worker(), self.seldom(), self.maybe())
 
+    def take_some(self) -> Iterable[Any]:
+        topics = self.choose((self.topics, self.topics[::-1]))
+        wants = tuple(Want(topic, self.limit(), self.choose((1, 2))) for topic in topics)
+        runs = self.choose((1, 1, 2, 3, 0, 1000))
+        yield TakeSome(wants, runs, self.lease(), self.worker(), self.seldom(), self.maybe())
+
     def monitor(self) -> Iterable[Any]:
         patience = self.choose((None, None, 1.0, 0.0, -0.001))
         yield Monitor(self.limit(), self.lease(), self.worker(), self.seldom(), patience)
@@ -339,6 +377,20 @@ class Mixer:
 
     def switch(self, verb: str) -> Iterable[Any]:
         yield Switch(verb, self.topic())
+
+    def seal(self) -> Iterable[Any]:
+        """Seldom, since little happens after it; what was produced before is sent again."""
+        if self.seldom():
+            yield Produce(self.topic(), (self.spec(),), self.maybe(), "p")
+            yield Seal()
+            yield Again(1)
+            yield self.choose((Again(2), Restore(self.topic(), self.picks(), 5.0, 0)))
+
+    def taken(self) -> Iterable[Any]:
+        yield Taken()
+
+    def carry(self) -> Iterable[Any]:
+        yield Carry(self.picks(), self.choose((5.0, 30.0, 0.0)))
 
     def forget(self) -> Iterable[Any]:
         """Two looks with some time in between, as a day; or one, which forgets what another has noted."""
@@ -395,6 +447,15 @@ class Mixer:
         yield Monitor(1000, self.lease(), "w2", False, None)
         yield from self.found(topic)
 
+    def done_and_produced_alone(self) -> Iterable[Any]:
+        """Ids of done messages are produced again one by one, while they are remembered or just after."""
+        topic = self.topic()
+        yield Take(topic, 1000, 30.0, "w1", False, False)
+        yield Settle("complete", (0, 1, 2, 3, 4), "held", 5.0)
+        yield Pass(self.choose((0.0, 5.0)))
+        for pick in range(len(IDS)):
+            yield Produce(topic, (self.spec()._replace(pick=pick),), False, "")
+
     def found(self, topic: str) -> Iterable[Any]:
         """What looks at every entry, or nothing yet."""
         match self.choose(("", "claim", "purge")):
@@ -411,7 +472,8 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.produce_many: 2,
     Mixer.produce_delayed: 3,
     Mixer.refused: 1,
-    Mixer.take: 6,
+    Mixer.take: 4,
+    Mixer.take_some: 4,
     Mixer.monitor: 3,
     partial(Mixer.settle, verb="start"): 2,
     partial(Mixer.settle, verb="extend"): 2,
@@ -435,6 +497,11 @@ WEIGHTS: Final[dict[Kind, int]] = {
     partial(Mixer.switch, verb="pause"): 1,
     partial(Mixer.switch, verb="resume"): 2,
     partial(Mixer.switch, verb="wake"): 1,
+    partial(Mixer.switch, verb="hold"): 1,
+    partial(Mixer.switch, verb="let_go"): 2,
+    Mixer.seal: 1,
+    Mixer.taken: 1,
+    Mixer.carry: 1,
     Mixer.stir: 2,
     Mixer.forget: 2,
     Mixer.emptied_and_forgotten: 2,
@@ -444,6 +511,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.deface: 2,
     Mixer.cancelled_in_the_middle: 2,
     Mixer.expired_in_the_middle: 2,
+    Mixer.done_and_produced_alone: 1,
 }
 MENU: Final = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
 TIMES: Final = (0, *[1] * 15, *[2] * 4)

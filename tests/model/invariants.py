@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Final
 
 from mx_rmq.message import LANES, Lane
-from mx_rmq.storage.keys import PENDING
+from mx_rmq.storage.keys import HELD, PENDING
 from tests.model.reference import Reference, Violation
 
 IDS: Final = ("a", "b", "c", "d", "e")
@@ -183,7 +183,9 @@ def deadlines(state: State, reference: Reference) -> Broken:
     deaths = {id_: float(remains.died) for id_, remains in reference.dead.items()}
     if state.scores("dlq") != deaths:
         yield f"times of death are {state.scores('dlq')}, not {deaths}"
-    memories = state.scores("done")
+    memories = dict(state.scores("done"))
+    if (memories.pop("=sealed", None) is not None) != reference.sealed:
+        yield f"the shard is{' not' if reference.sealed else ''} sealed"
     for id_ in memories.keys() | reference.done.keys():
         until = reference.done.get(id_, -inf)
         if memories.get(id_) != until and (until > reference.now or id_ in memories):
@@ -222,7 +224,8 @@ def wakes(state: State, reference: Reference) -> Broken:
         if len(tokens) != (topic in reference.wakes):
             yield f"topic {topic} has {len(tokens)} wake tokens"
         waiting = any((life.topic, life.place) == (topic, "pending") for life in reference.live.values())
-        if waiting and not tokens and topic not in reference.paused | reference.stirred:
+        stopped = {topic, HELD + topic} & reference.paused
+        if waiting and not tokens and not stopped and topic not in reference.stirred:
             yield f"topic {topic} has pending messages and nobody knows"
     tokens = state.entries("delay_wake")
     if len(tokens) != reference.delay_wake:

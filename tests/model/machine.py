@@ -15,12 +15,13 @@ from mx_rmq.storage import contract
 from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.scripts import SCRIPTS, Script
-from mx_rmq.storage.store import Store
+from mx_rmq.storage.store import Sealed, Store
 from tests.harness import Clock
 from tests.model.histories import (
     Again,
     Audit,
     Cancel,
+    Carry,
     Deface,
     Delete,
     Fill,
@@ -36,11 +37,14 @@ from tests.model.histories import (
     Refused,
     Restore,
     Revive,
+    Seal,
     Settle,
     Spec,
     Stir,
     Switch,
     Take,
+    Taken,
+    TakeSome,
     Trim,
     Twice,
 )
@@ -164,6 +168,8 @@ class Machine:
                 return Call("produce_delayed" if delayed else "produce", (topic, messages), named)
             case Take(topic, limit, lease, worker):
                 return Call("claim", (topic, limit), {"lease": lease, "holder": worker})
+            case TakeSome(wants, runs, lease, worker):
+                return Call("claim_some", (wants,), {"runs": runs, "lease": lease, "holder": worker})
             case Monitor(limit=limit, lease=lease, worker=worker, patience=patience):
                 before = None if patience is None else (self.clock.us + 1) / 1e6 + patience
                 return Call("take_over", (limit,), {"lease": lease, "holder": worker, "before": before})
@@ -204,6 +210,13 @@ class Machine:
                 return Call("forget", (list(topics),), {"idle": idle})
             case Switch(verb, topic):
                 return Call(verb, (topic,), {})
+            case Seal():
+                return Call("seal", (), {})
+            case Taken():
+                return Call("taken", (list(IDS),), {})
+            case Carry(picks, seconds):
+                until = self.clock.ms + round(seconds * 1000)
+                return Call("carry", ([(IDS[pick], until) for pick in dict.fromkeys(picks)],), {})
             case Again(n) if self.calls:
                 return self.calls[-1 - n % len(self.calls)]
         return None
@@ -288,28 +301,36 @@ class Machine:
     async def send(self, call: Call, *, lost: bool = False) -> Any:
         """Make one call and check its answer and everything the server holds."""
         belated = self.reference.is_belated(call.options)
+        refused = self.reference.is_refused(call.verb, call.options)
         try:
             answer = await getattr(self.store, call.verb)(*sent(call), **call.options)
         except StoreError as error:
-            # A claim of none removes nothing and only passes the token on.
-            of_none = (call.verb, call.args[-1]) == ("claim", 0)
+            # A claim of none removes nothing and only passes tokens on.
+            of_none = (call.verb, call.args[-1]) == ("claim", 0) or (
+                call.verb == "claim_some"
+                and (call.options["runs"] == 0 or all(want.limit == 0 for want in call.args[0]))
+            )
             growing = of_none or call.verb in ("produce", "produce_delayed", "restore")
-            if not (belated or (self.full and growing and isinstance(error, OutOfMemory))):
+            sealed = refused and isinstance(error, Sealed)
+            if not (belated or sealed or (self.full and growing and isinstance(error, OutOfMemory))):
                 raise Violation("answer", f"{call} failed: {error}") from error
             self.reference.at(self.clock.us)
             self.look()
             return None
         if belated:
             raise Violation("I5 repeat", f"{call} was done after a later one of its producer")
+        if refused:
+            raise Violation("seal", f"{call} was answered {answer} by a sealed shard")
         self.reference.at(self.clock.us)
         held = {id_ for id_, life in self.reference.live.items() if life.place == "processing"}
         live = set(self.reference.live)
         expected = getattr(self.reference, call.verb)(*call.args, **call.options)
         self.ended |= dict.fromkeys(live - self.reference.live.keys(), self.clock.us)
-        if isinstance(answer, Claim) and (twice := held.intersection(got.id for got in answer.deliveries)):
+        claims = [answer] if isinstance(answer, Claim) else answer if call.verb == "claim_some" else []
+        claimed = [delivery for claim in claims for delivery in claim.deliveries]
+        if twice := held.intersection(got.id for got in claimed):
             raise Violation("I3 lease", f"{call} gave {twice}, which others hold")
-        if isinstance(answer, Claim):
-            self.check_fences(answer.deliveries)
+        self.check_fences(claimed)
         if isinstance(answer, Overdue):
             self.check_fences([takeover.delivery for takeover in answer.taken])
         if call.verb == "forget":
@@ -321,8 +342,8 @@ class Machine:
             deaths = self.deaths.setdefault(id_, [])
             if remains.died not in deaths:
                 deaths.append(remains.died)
-        if isinstance(answer, Claim) and not lost:
-            self.known += answer.deliveries
+        if not lost:
+            self.known += claimed
         if isinstance(answer, Overdue) and not lost:
             self.known += [takeover.delivery for takeover in answer.taken]
         return answer
@@ -339,7 +360,8 @@ class Machine:
         """Read the whole server and compare."""
         before, self.state = self.state, self.line.state
         check(before, self.state, self.reference, settling=settling)
-        self.reference.done = {id_: int(until) for id_, until in self.state.scores("done").items()}
+        memories = self.state.scores("done").items()
+        self.reference.done = {id_: int(until) for id_, until in memories if until < inf}
         self.reference.lists = {
             (topic, lane): list(self.state.pending(topic, lane)) for topic in TOPICS for lane in LANES
         }
@@ -396,13 +418,14 @@ class Machine:
                 good = self.message(spec)
                 bad = msgspec.structs.replace(good, id=IDS[-1], lane=cast("Lane", "urgent"))
                 produce = self.store.produce_delayed if delayed else self.store.produce
-                try:
-                    answer = await produce(topic, [good, bad])
-                except StoreError:
-                    self.reference.at(self.clock.us)
-                    self.look()
-                else:
-                    raise Violation("I6 refusal", f"a message in no lane was answered {answer}")
+                for messages in ([good, bad], [bad]):
+                    try:
+                        answer = await produce(topic, messages)
+                    except StoreError:
+                        self.reference.at(self.clock.us)
+                        self.look()
+                    else:
+                        raise Violation("I6 refusal", f"a message in no lane was answered {answer}")
 
     # -- the end
 
@@ -414,6 +437,7 @@ class Machine:
         """
         for topic in TOPICS:
             await self.send(Call("resume", (topic,), {}))
+            await self.send(Call("let_go", (topic,), {}))
         await self.work_off()
         self.clock.advance(DAY)
         await self.send(Call("promote", (1000,), {}))
@@ -426,6 +450,8 @@ class Machine:
         await self.send(Call("delete_dead", (IDS,), {}))
         small = ("topics", "counters", "call=", "fence", "ended=", "history=", "recent=")
         stuck = [name for name in self.state.keys if not name.startswith(small)]
+        if self.reference.sealed and set(self.state.scores("done")) == {"=sealed"}:
+            stuck.remove("done")
         if stuck:
             raise Violation("drain", f"after a full drain there are still {stuck}")
         if self.reference.live or self.reference.dead or self.reference.earliest() < inf:

@@ -28,7 +28,9 @@ from mx_rmq.storage.contract import (
     Settled,
     Suspect,
     Takeover,
+    Want,
 )
+from mx_rmq.storage.keys import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,6 +120,7 @@ class Reference:
         self.idle: dict[str, tuple[int, int]] = {}
         """Per topic: how many events it had, and since when a look has found that number."""
         self.paused: set[str] = set()
+        self.sealed = False
         self.counters: Counter[str] = Counter()
         self.noted: dict[str, bytearray] = {}
         """The sheets of the history, by key."""
@@ -160,6 +163,36 @@ class Reference:
         last, _ = self.calls.get(options.get("producer", ""), ("0", []))
         return "call" in options and int(options["call"]) < int(last)
 
+    def is_refused(self, verb: str, options: Mapping[str, Any]) -> bool:
+        """Whether the shard takes no such call because it is sealed; one that was stored is answered."""
+        stored, _ = self.calls.get(options.get("producer", ""), ("", []))
+        known = "call" in options and options["call"] == stored
+        return self.sealed and verb in ("produce", "produce_delayed", "restore") and not known
+
+    def seal(self) -> bool:
+        self.changed = not self.sealed
+        self.sealed = True
+        return self.changed
+
+    def taken(self, ids: Sequence[str]) -> list[Stored]:
+        return [self._admit(id_) for id_ in ids]
+
+    def carry(self, done: Sequence[tuple[str, int]]) -> int:
+        carried = [(id_, until) for id_, until in done if self.done.get(id_, 0) < until]
+        self.changed = bool(carried)
+        self.done.update(carried)
+        return len(carried)
+
+    def hold(self, topic: str) -> bool:
+        return self.pause(HELD + topic)
+
+    def let_go(self, topic: str) -> bool:
+        self.changed = HELD + topic in self.paused
+        if self.changed:
+            self.paused.discard(HELD + topic)
+            self.wakes.add(topic)
+        return self.changed
+
     def _produce(
         self, topic: str, messages: Sequence[NewMessage], producer: str, call: str, *, delayed: bool
     ) -> list[Stored]:
@@ -195,7 +228,7 @@ class Reference:
         return Stored.DONE if self.done.get(id_, 0) > self.now else Stored.STORED
 
     def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
-        if topic in self.paused:
+        if {topic, HELD + topic} & self.paused:
             self.stirred.discard(topic)
             return Claim(self.now_us / 1e6, [], 0, paused=True)
         self.changed = True
@@ -212,6 +245,13 @@ class Reference:
         self.stirred.discard(topic)
         (self.wakes.add if left else self.wakes.discard)(topic)
         return Claim(self.now_us / 1e6, deliveries, left, paused=False)
+
+    def claim_some(self, wants: Sequence[Want], *, runs: int, lease: float, holder: str) -> list[Claim]:
+        claims = []
+        for topic, limit, batch in wants:
+            claims.append(self.claim(topic, min(limit, runs * batch), lease=lease, holder=holder))
+            runs -= -(-len(claims[-1].deliveries) // batch)
+        return claims
 
     def start(self, topic: str, deliveries: Sequence[Delivery]) -> list[Settled]:
         answer = self._held(topic, deliveries)

@@ -25,7 +25,7 @@ PREFIX = "mx-rmq:{q}:"
 
 
 def message(id_: str, topic: str = "orders", delay: float = 0.0) -> NewMessage:
-    stored = Message(v=1, id=id_, topic=topic, payload=encode_payload({"n": 1}), created_at=0.0)
+    stored = Message(payload=encode_payload({"n": 1}), created_at=0.0)
     return NewMessage(id_, encode_message(stored), ttl=3600, delay=delay)
 
 

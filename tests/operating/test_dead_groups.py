@@ -174,7 +174,8 @@ async def test_groups_are_told_without_a_look_at_the_messages(
     for n in range(30):
         await queue.produce_many("t", range(30))
         await bury(redis, Death(reason="failed", error=f"ValueError: {'x' * (n + 1)}", kind="ValueError"))
-    commands = queue._lifecycle.shards[0].operating.commands
+    shards = await queue._lifecycle.shards.now()  # reads the layout, which is done once a second at most
+    commands = shards[0].operating.commands
     sent: list[Any] = []
     execute = commands.execute_command
 

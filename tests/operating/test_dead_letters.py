@@ -97,6 +97,45 @@ async def test_letters_come_in_pages_latest_first(queue: RedisMessageQueue, redi
         assert seen == ids[::-1]
 
 
+async def test_the_oldest_come_first_if_asked(queue: RedisMessageQueue, redis: Redis) -> None:
+    await dead(queue, redis, "a", "b", "c", "d", "e")
+    seen: list[str] = []
+    after: str | None = None
+    while True:
+        page = await queue.dlq.list(limit=2, after=after, oldest=True)
+        seen += [letter.id for letter in page.letters]
+        if (after := page.next) is None:
+            break
+    assert seen == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_function_says_which_are_meant(queue: RedisMessageQueue, redis: Redis) -> None:
+    await dead(queue, redis, "a", "b", "c", "d", "e")
+
+    def late(letter: DeadLetter) -> bool:
+        return bool(letter.payload["of"] > "b")
+
+    assert await ids_of(queue, matching=late) == ["e", "d", "c"]
+    assert [letter.id async for letter in queue.dlq.export(matching=late)] == ["c", "d", "e"]
+    assert await queue.dlq.replay_all(matching=lambda letter: letter.id == "d") == 1
+    assert await queue.dlq.purge(matching=late) == 2
+    assert await ids_of(queue) == ["b", "a"]
+
+
+async def test_a_search_looks_at_so_many_and_says_where_to_go_on(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    await dead(queue, redis, "a", topic="rare")
+    await dead(queue, redis, *"bcdefg")
+    page = await queue.dlq.list(topic="rare", look=4)
+    assert page.letters == []
+    page = await queue.dlq.list(topic="rare", look=4, after=page.next)
+    assert [letter.id for letter in page.letters] == ["a"]
+    assert page.next is None
+    with pytest.raises(ConfigError, match="look must be"):
+        await queue.dlq.list(look=0)
+
+
 async def test_paging_works_beyond_what_is_read_at_once(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce_many("t", range(450))
     await queue.produce_many("other", range(450))

@@ -44,7 +44,7 @@ async def retried(redis: Redis, delay: float, topic: str = "t") -> None:
     """What is pending fails once and is delayed."""
     failed = []
     for delivery in await claim(redis, topic):
-        message = decode_message(delivery.body)
+        message = decode_message(delivery.body, delivery.id, delivery.topic)
         message.attempts += 1
         message.remember(PastAttempt(at=time.time(), worker="w1", error="ValueError: no"))
         failed.append((delivery, delay, encode_message(message)))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq import MessageFacts
+    from mx_rmq.message import Lane
     from mx_rmq.operating.messages import Asked, Listed
     from tests.proxy import Proxy
 
@@ -26,12 +27,17 @@ BOTH = {"processing": {"running", "held"}}
 
 
 async def pages(
-    queue: RedisMessageQueue, topic: str = "t", *, state: Asked = "pending", limit: int = 50
+    queue: RedisMessageQueue,
+    topic: str = "t",
+    *,
+    state: Asked = "pending",
+    limit: int = 50,
+    reverse: bool = False,
 ) -> list[list[MessageFacts]]:
     """All pages."""
     found, after = [], None
     while True:
-        page = await queue.list(topic, state=state, limit=limit, after=after)
+        page = await queue.list(topic, state=state, limit=limit, after=after, reverse=reverse)
         assert len(page.messages) <= limit
         assert {facts.state for facts in page.messages} <= BOTH.get(state, {state})
         found.append(page.messages)
@@ -230,6 +236,73 @@ async def test_dead_messages_are_listed_with_their_errors(queue: RedisMessageQue
     facts = found[0][0]
     assert (facts.reason, facts.last_error, facts.attempts) == ("failed", "ValueError: no", 1)
     assert facts.died_at is not None
+
+
+async def test_a_call_looks_at_a_limited_number_of_other_topics_dead(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """One dead message behind 12,000 of another topic: a call ends early, and its next leads there."""
+    await queue.produce("t", 1, message_id="rare")
+    await bury(redis)
+    for _ in range(12):
+        await queue.produce_many("many", range(1000))
+        await bury(redis, topic="many")
+    first = await queue.list("t", state="dead")
+    assert (first.messages, first.next is None) == ([], False)
+    assert await ids_of(queue, state="dead") == ["rare"]
+    assert [facts.id for facts in (await queue.list("t", state="dead", reverse=True)).messages] == ["rare"]
+
+
+# -- the other way round
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 500])
+@pytest.mark.parametrize("state", ["pending", "processing", "delayed", "dead"])
+async def test_every_list_can_be_read_from_its_other_end(
+    queue: RedisMessageQueue, redis: Redis, state: Asked, limit: int
+) -> None:
+    lanes: list[Lane] = ["low", "high", "normal"]
+    for n in range(30 if limit > 1 else 12):
+        delay = 60 + n % 4 if state == "delayed" else 0
+        await queue.produce("t", n, message_id=f"m{n:02}", delay=delay, priority=lanes[n % 3])
+        if state == "dead" and n % 3 == 2:
+            await bury(redis)
+        if state == "processing" and n % 3 == 2:
+            await claim(redis)
+    forth = await ids_of(queue, state=state, limit=limit)
+    assert len(forth) == (30 if limit > 1 else 12)
+    assert await ids_of(queue, state=state, limit=limit, reverse=True) == forth[::-1]
+
+
+async def test_a_reversed_page_continues_though_messages_arrived(queue: RedisMessageQueue) -> None:
+    for n in range(10):
+        await queue.produce("t", n, message_id=f"m{n}")
+    first = await queue.list("t", limit=3, reverse=True)
+    assert [facts.id for facts in first.messages] == ["m9", "m8", "m7"]
+    await queue.produce_many("t", range(100))
+    second = await queue.list("t", limit=3, after=first.next, reverse=True)
+    assert [facts.id for facts in second.messages] == ["m6", "m5", "m4"]
+
+
+async def test_thousands_are_listed_in_reverse_once_each(queue: RedisMessageQueue, redis: Redis) -> None:
+    for _ in range(3):
+        await queue.produce_many("t", range(1000))
+    assert await ids_of(queue, limit=700, reverse=True) == (await in_order(redis))[::-1]
+
+
+@pytest.mark.parametrize("state", ["pending", "delayed", "dead", "running"])
+async def test_the_next_of_the_other_order_is_refused(
+    queue: RedisMessageQueue, redis: Redis, state: Listed
+) -> None:
+    await queue.produce_many("t", range(5), delay=60 if state == "delayed" else 0)
+    if state == "dead":
+        await bury(redis)
+    if state == "running":
+        await claim(redis)
+    page = await queue.list("t", state=state, limit=2)
+    assert page.next is not None
+    with pytest.raises(ConfigError, match=f"an earlier page of {state} messages in reverse, got"):
+        await queue.list("t", state=state, limit=2, after=page.next, reverse=True)
 
 
 # -- what may go wrong

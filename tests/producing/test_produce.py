@@ -56,9 +56,6 @@ async def test_a_produced_message_is_pending_and_its_id_is_returned(
     body = await body_of(redis, receipt)
     assert before - 0.01 <= body.pop("created_at") <= time.time() + 0.01
     assert body == {
-        "v": 1,
-        "id": receipt,
-        "topic": "t",
         "payload": {"order_id": "A1", "amount": 9.9},
         "ttl": 7 * 86400.0,
     }
@@ -345,7 +342,7 @@ async def test_the_size_limit_counts_the_whole_message_and_is_exact(
 ) -> None:
     sizes = []
     async with RedisMessageQueue(server.url, name="q", server_check="off", max_bytes=500) as queue:
-        for length in [*range(360, 400)] * 5:  # the time in it may be a digit or two shorter
+        for length in [*range(420, 460)] * 5:  # the time in it may be a digit or two shorter
             try:
                 receipt = await queue.produce("t", "x" * length, headers={"a": "b"})
             except MessageTooLarge as error:

@@ -22,9 +22,10 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
     for layer in (
         "errors limits version",
         "checks events fingerprint health message payloads raised receipt retry config produce_options "
-        "tables traces",
+        "tables traces urls",
         "storage",
         "producing worker operating observing",
+        "web",
         "lifecycle override signals",
         "queue",
         "finding",

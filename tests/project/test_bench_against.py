@@ -152,7 +152,7 @@ async def test_every_measure_runs(name: str, server: EmbeddedServer, redis: Redi
 
 def test_every_measure_has_its_figures() -> None:
     compared = {name for group in MEASURES.values() for name in group}
-    assert compared == {*subject.MEASURES, "weight"}
+    assert compared == {*subject.MEASURES, "weight", "alone"}
 
 
 def test_another_package_than_the_one_meant_is_not_measured(tmp_path: Path) -> None:
@@ -196,9 +196,12 @@ def test_this_tree_is_compared_with_a_commit(home: Path) -> None:
         out, said = process.communicate(timeout=60)
     assert process.returncode in (0, 1), said
     assert out, said
-    (row,) = json.loads(out)
-    assert row["name"] == "server memory per pending message"
-    assert min(row["this"], row["other"]) > 0
+    rows = json.loads(out)
+    assert [row["name"] for row in rows] == [
+        "server memory per pending message",
+        "server time for a message produced alone",
+    ]
+    assert min(value for row in rows for value in (row["this"], row["other"])) > 0
     assert list(home.iterdir()) == []
 
 

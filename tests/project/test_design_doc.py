@@ -48,7 +48,7 @@ async def life(redis: Redis, clock: Clock) -> dict[str, str]:
     """One message produced, claimed, retried and dead: what the server holds after each step."""
     store, seen = Store(redis, Keys("shop"), now=clock), {}
     payload = encode_payload({"order_id": "A1", "amount": 9.9})
-    message = Message(v=1, id="A1", topic="orders", payload=payload, created_at=clock.us / 1e6, ttl=3600.0)
+    message = Message(payload=payload, created_at=clock.us / 1e6, ttl=3600.0)
     await store.produce("orders", [NewMessage("A1", encode_message(message), ttl=3600.0)])
     seen["produce"] = await reading(redis)
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from tests.project.pages import ROOT, blocks, files, section
+from tests.rigs.cluster import Cluster
+from tests.rigs.sentinel import SentinelSet
 
 EXAMPLES = {
     "hello": "hello, world",
@@ -86,6 +88,19 @@ def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
     program = tmp_path / "quick_start.py"
     program.write_text(code, encoding="utf-8")
     check_quick_start(run(str(program)))
+
+
+def test_the_quick_start_runs_on_a_cluster_and_with_sentinel_by_another_url(
+    tmp_path: Path, cluster: Cluster, sentinels: SentinelSet
+) -> None:
+    """The README says that only the URL changes."""
+    (code,) = blocks(section("README.md", "Quick start"), "python")
+    (urls,) = blocks(section("README.md", "From one server to many"), "python")
+    for shown, rig in (("redis+cluster://", cluster), ("redis+sentinel://", sentinels)):
+        assert shown in urls
+        program = tmp_path / "quick_start.py"
+        program.write_text(code.replace('"embedded://"', repr(rig.url)), encoding="utf-8")
+        check_quick_start(run(str(program)))
 
 
 def check_quick_start(output: str) -> None:

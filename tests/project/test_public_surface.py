@@ -13,24 +13,26 @@ from mx_rmq import DeadLetters, RedisMessageQueue, events
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    AsgiApp AuditReport BatchHandler CallNext CanaryDied CanaryUnfinished Checkup Config ConfigError Context
-    Counts DeadEvent DeadGroup DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError Finding Handler
-    Health History HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load Message MessageFacts
-    MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained NotDurable NotOnDisk
-    NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions ProduceMiddleware ProduceNext
-    ProduceOptions QueueOptions Rates Receipt RedisMessageQueue Reject RestoreResult Retry RetryEvent
-    RetryLater ServerRefused ServerUnavailable ShardHealth StoreError Stored SyncProducer TailEvent
-    TopicCounts TopicRates UnknownTopic UnreadableMessage UnsafeServer WorkerFacts Workers WrongKeyType run
-    run_processes
+    Act AsgiApp AuditReport BatchHandler CallNext CanaryDied CanaryUnfinished Checkup Config ConfigError
+    Context Counts DeadEvent DeadGroup DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError
+    Finding Handler Health History HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load
+    Message MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained
+    NotDurable NotOnDisk NotReplicated OutOfMemory Override Page PastAttempt ProduceManyOptions
+    ProduceMiddleware ProduceNext ProduceOptions QueueOptions Rates Receipt RedisMessageQueue Reject
+    Resharding RestoreResult Retry RetryEvent RetryLater Schedule ServerRefused ServerUnavailable
+    ShardFacts ShardHealth ShardList StoreError Stored SyncProducer TailEvent TopicCounts TopicRates Trail
+    UnknownTopic UnreadableMessage UnsafeServer Vanished VanishedWorker WebUser WorkerFacts Workers
+    WrongKeyType run run_processes
 """
 QUEUE = """
-    audit cancel cancel_many close config counts delete dlq doctor drain explain find handler
-    has_produce_middleware health health_app history list metrics_app middleware on_dead on_retry open
-    override pause produce produce_many produce_middleware purge queues rates resume run serve_metrics start
-    stop sync tail topics workers
+    audit cancel cancel_many close config counts dashboard delete dlq doctor drain explain find handler
+    has_produce_middleware health health_app history list metrics_app middleware note_act on_dead on_retry
+    open override pause produce produce_many produce_middleware purge queues rates reshard resume run
+    schedule serve_metrics shards start stop sync tail topics trail vanished workers
 """
 OPTIONS = """
-    url name worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
+    url name shards username password sentinel_username sentinel_password ssl_ca_certs ssl_certfile
+    ssl_keyfile worker_name concurrency prefetch lease timeout retry recovery_grace crash_limit ttl max_bytes
     stop_grace socket_timeout patience durability_timeout durability replicas poll dlq_max_age
     dlq_max_count server_check history lifespan
 """

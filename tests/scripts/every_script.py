@@ -67,6 +67,8 @@ def rich_state() -> dict[str, Any]:
             "call=p": "before 1",
             "workers": {"silent": "facts"},
             "workers_seen": {"silent": NOW - 90_000.0},
+            "trail": ["9 {}"],
+            "vanished": {"w0": "9 {}"},
             "tails": {"ended": NOW - 1.0, "other": NOW + 9_000.0},
         },
         # damage: a body in no place, leftovers of a lease and of a delay
@@ -98,6 +100,7 @@ def later(call: Callable[[Store], Awaitable[object]]) -> Callable[[Store, Clock]
 
 CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "produce_normal_message": lambda store, _: store.produce("t", LANED, producer="p", call="c"),
+    "produce_one_message": lambda store, _: store.produce("t", LANED[:1], producer="p", call="c"),
     "produce_delay_message": lambda store, _: store.produce_delayed("t", LANED, producer="p", call="c"),
     "claim_message": lambda store, _: store.claim("t", 4, lease=15, holder="w"),
     "extend_lease": lambda store, _: store.extend("t", HELD, lease=99),
@@ -135,7 +138,14 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "forget_topics": lambda store, _: store.forget(["t", "old", "older", "v"], idle=60.0),
     "wake_topic": lambda store, _: store.wake("t"),
     "watch_events": lambda store, _: store.watch(b"all", lasts=10.0),
+    "note_act": lambda store, _: store.note_act(b"{}"),
+    "note_vanished": lambda store, _: store.note_vanished("w1", b"{}"),
     "register_worker": lambda store, _: store.register_worker("w", b"facts", silence=60.0),
+    "set_layout": lambda store, _: store.set_layout("", "0:1"),
+    "seal_shard": lambda store, _: store.seal(),
+    "taken_ids": lambda store, _: store.taken(["p1-t", "x1-t", "old", "young", "nobody"]),
+    "carry_done": lambda store, _: store.carry([("old", NOW + 10), ("young", NOW), ("new", NOW + 5)]),
+    "left_in_shard": lambda store, _: store.left(),
 }
 
 TOPIC_OF = {"resume_topic": "v"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.errors import InvalidName, StoreError, WrongKeyType
-from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Settled
+from mx_rmq.storage.contract import Claim, Delivery, NewMessage, Settled, Want
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.helpers import TOPIC, claim, lease, names, produce, spoil
@@ -263,6 +263,119 @@ async def test_one_claim_looks_at_a_thousand_entries_at_most(store: Store, redis
     assert (await read_state(redis))["orders:wake"] == ["1"]
     answer = await store.claim(TOPIC, 10, lease=15.0, holder="w1")
     assert ([delivery.id for delivery in answer.deliveries], answer.left) == (["m1"], 0)
+
+
+# -- several topics in one call
+
+
+async def claim_some(store: Store, *wants: Want, runs: int = 1000) -> list[tuple[list[str], int]]:
+    """What each topic gave, and what it has left."""
+    claims = await store.claim_some(wants, runs=runs, lease=15.0, holder="w1")
+    return [([delivery.id for delivery in claim.deliveries], claim.left) for claim in claims]
+
+
+async def test_several_topics_are_claimed_from_in_one_call(store: Store, redis: Redis, clock: Clock) -> None:
+    await produce(store, "m1", "m2", ttl=60.0)
+    expires = clock.ms + 60_000
+    await produce(store, "n1", topic="mails", lane="low")
+    answer = await store.claim_some(
+        [Want("none", 9), Want("mails", 9), Want(TOPIC, 1)], runs=9, lease=15.0, holder="w1"
+    )
+    token = f"1@{clock.us}"
+    assert answer == [
+        Claim(clock.us / 1e6, [], 0, paused=False),
+        Claim(clock.us / 1e6, [Delivery("n1", "mails", token, b"body of n1", inf)], 0, paused=False),
+        Claim(clock.us / 1e6, [Delivery("m1", TOPIC, token, b"body of m1", expires / 1000)], 1, paused=False),
+    ]
+    assert await read_state(redis) == {
+        "payload": {f"{id_}": f"body of {id_}" for id_ in ("m1", "m2", "n1")}
+        | {"m1:queue": "orders", "m2:queue": "orders", "n1:queue": "mails"},
+        "all_expire_monitor": {"m1": clock.ms + 15_000, "m2": expires, "n1": clock.ms + 15_000},
+        "orders:processing": {"m1": f"{token} normal {expires} w1 run"},
+        "mails:processing": {"n1": f"{token} low inf w1 run"},
+        "orders:pending": ["m2"],
+        "orders:wake": ["1"],
+    }
+
+
+async def test_the_first_topics_use_up_the_runs(store: Store) -> None:
+    for topic in ("a", "b", "c"):
+        await produce(store, f"{topic}1", f"{topic}2", f"{topic}3", topic=topic)
+    wants = [Want("a", 2), Want("b", 9), Want("c", 9)]
+    assert await claim_some(store, *wants, runs=3) == [(["a1", "a2"], 1), (["b1"], 2), ([], 3)]
+
+
+async def test_a_batch_is_one_run(store: Store) -> None:
+    await produce(store, *names(5), topic="a")
+    await produce(store, "b1", "b2", topic="b")
+    wants = [Want("a", 9, 2), Want("b", 9)]
+    assert await claim_some(store, *wants, runs=2) == [(["m1", "m2", "m3", "m4"], 1), ([], 2)]
+    assert await claim_some(store, *wants, runs=2) == [(["m5"], 0), (["b1"], 1)]
+
+
+async def test_topics_that_got_nothing_keep_their_tokens(store: Store, redis: Redis) -> None:
+    """The pop took the token of a topic for which no run was left."""
+    await produce(store, "a1", "a2", topic="a")
+    await produce(store, "b1", topic="b")
+    await redis.delete(PREFIX + "a:wake", PREFIX + "b:wake")
+    await claim_some(store, Want("a", 9), Want("b", 9), runs=1)
+    state = await read_state(redis)
+    assert (state["a:wake"], state["b:wake"]) == (["1"], ["1"])
+
+
+async def test_a_paused_topic_and_a_broken_one_stop_no_other(store: Store, redis: Redis) -> None:
+    for topic in ("a", "b", "c", "d"):
+        await produce(store, f"{topic}1", topic=topic)
+    await store.pause("a")
+    await spoil(redis, "b:pending:low")
+    await spoil(redis, "c:processing")
+    wants = [Want(topic, 9) for topic in ("a", "b", "c", "d")]
+    paused, lane, leases, good = await store.claim_some(wants, runs=9, lease=15.0, holder="w1")
+    assert (paused.paused, paused.refusal, paused.deliveries) == (True, "", [])
+    for broken in (lane, leases):
+        assert "WRONGTYPE" in broken.refusal
+        assert (broken.deliveries, broken.left, broken.paused) == ([], 0, False)
+    assert [delivery.id for delivery in good.deliveries] == ["d1"]
+    with pytest.raises(WrongKeyType, match="b:pending:low"):
+        await claim(store, topic="b")
+
+
+async def test_an_entry_of_another_topic_of_the_call_is_claimed_from_its_own(
+    store: Store, redis: Redis
+) -> None:
+    await produce(store, "b1", topic="b")
+    await redis.lpush(PREFIX + "a:pending", "b1")
+    assert await claim_some(store, Want("a", 9), Want("b", 9)) == [([], 0), (["b1"], 0)]
+
+
+async def test_all_topics_together_give_a_thousand_at_most(store: Store) -> None:
+    await produce(store, *names(600), topic="a")
+    await produce(store, *(f"b{n}" for n in range(600)), topic="b")
+    (first, _), (second, left) = await claim_some(store, Want("a", 1000), Want("b", 1000))
+    assert (len(first), len(second), left) == (600, 400, 200)
+
+
+async def test_all_topics_together_give_no_more_than_a_reply_holds(store: Store) -> None:
+    large = b"x" * 42_000
+    for topic in ("a", "b"):
+        await store.produce(topic, [NewMessage(f"{topic}{n}", large) for n in range(60)])
+    (first, _), (second, left) = await claim_some(store, Want("a", 1000), Want("b", 1000))
+    assert (len(first), len(second), left) == (60, 40, 20)
+
+
+@pytest.mark.parametrize("topics", [1, 20])
+async def test_a_claim_that_finds_nothing_costs_the_same_for_any_number_of_topics(
+    store: Store, redis: Redis, topics: int
+) -> None:
+    wants = [Want(f"t{n}", 9) for n in range(topics)]
+    await claim_some(store, *wants)
+    await redis.config_resetstat()
+    await claim_some(store, *wants)
+    stats = await redis.info("commandstats")
+    done = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+    done.pop("config|resetstat", None)
+    done.pop("hlen", None)  # a claim of one topic checks that it could be served
+    assert done == {"evalsha": 1, "exists": 1, "hdel": 1}
 
 
 # -- how many, how large

@@ -18,7 +18,7 @@ from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import MAX_BYTES
 from mx_rmq.message import LANES, Reason, decode_death
 from mx_rmq.storage import history, store
-from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Restore, Suspect
+from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Restore, Suspect, Want
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
@@ -66,10 +66,17 @@ class Contract:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        found = re.findall(r"(\d+) (\S+) (\w+)", self.sections["KEYS"])
+        text = self.sections["KEYS"].replace("; per topic: ", " ")
+        found = re.findall(r"(\d+) (\S+) (\w+)", text)
         assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
-        assert " ".join(" ".join(words) for words in found) == self.sections["KEYS"]
+        assert " ".join(" ".join(words) for words in found) == text
         return [(key, kind) for _, key, kind in found]
+
+    @property
+    def repeated(self) -> list[str]:
+        """The keys that come once for every topic, behind those that come once."""
+        _, _, text = self.sections["KEYS"].partition("; per topic: ")
+        return re.findall(r"\d+ (\S+) \w+", text)
 
     @property
     def fixed(self) -> list[str]:
@@ -161,9 +168,17 @@ def test_keys_are_unpacked_in_the_order_of_the_header_and_every_one_is_used(name
     assert [keys[index - 1] for index in sorted(looped)] in ([], ["pending:high", "pending", "pending:low"])
     for index in looped:
         unpacked.setdefault(index, LOCALS[keys[index - 1]])
+    # Those of every topic begin at first.
+    repeated = CONTRACTS[name].repeated
+    places = set(re.findall(r"\bfirst(?:, \w+)? = (\d+) \+ \(n - 1\) \* (\d+)", code))
+    shared = len(keys) - len(repeated)
+    assert places == ({(str(shared + 1), str(len(repeated)))} if repeated else set())
+    assert set(repeated) <= set(TOPIC_PARTS)
+    assert not set(repeated) & {key for key, _ in CONTRACTS[name].keys[:shared]}
 
-    assert unpacked == {n: LOCALS.get(key, key) for n, key in enumerate(keys, 1)}
-    assert len(re.findall(r"KEYS", code)) == len(re.findall(r"KEYS\[(?:\d+|(?:\d+ \+ )?n)\]", code))
+    assert unpacked == {n: LOCALS.get(key, key) for n, key in enumerate(keys[:shared], 1)}
+    known = r"KEYS\[(?:\d+|(?:\d+ \+ )?n|first|first \+ (?:\d|key|number))\]"
+    assert len(re.findall(r"KEYS", code)) == len(re.findall(known, code))
 
 
 @for_every_script
@@ -260,9 +275,9 @@ def test_every_counter_is_known_by_name() -> None:
 
 def test_the_scripts_have_the_layout_of_the_history_in_python() -> None:
     code = code_of(HELPERS["history"])
-    (letters,) = re.findall(r"^local history_events = '(.+)'$", code, re.MULTILINE)
-    numbers = dict(re.findall(r"^local (\w+) = (\d+)\s*$", code, re.MULTILINE))
-    (seconds,) = re.findall(r"^local history_seconds, recent_seconds = (\d+), (\d+)$", code, re.MULTILINE)
+    (letters,) = re.findall(r"^  local history_events = '(.+)'$", code, re.MULTILINE)
+    numbers = dict(re.findall(r"^ *local (\w+) = (\d+)\s*$", code, re.MULTILINE))
+    (seconds,) = re.findall(r"^  local history_seconds, recent_seconds = (\d+), (\d+)$", code, re.MULTILINE)
     assert letters == history.LETTERS
     assert len(letters) == len(history.EVENTS) + len(history.REASONS)
     assert numbers == {
@@ -457,6 +472,22 @@ DRIVES = {
             {"id": "m2", "lane": "normal", "ttl_ms": "inf", "body": b"b2"},
         ),
     ),
+    "produce_one": Drive(
+        "produce_one_message",
+        lambda store: store.produce_one(
+            "orders", NewMessage("m1", b"b1", "high", 1.5), producer="p1", call="c1"
+        ),
+        {
+            "topic": "orders",
+            "call": "c1",
+            "max_bytes": MAX_BYTES,
+            "history": PREFIX,
+            "id": "m1",
+            "lane": "high",
+            "ttl_ms": 1500,
+            "body": b"b1",
+        },
+    ),
     "produce_delayed": Drive(
         "produce_delay_message",
         lambda store: store.produce_delayed(
@@ -474,7 +505,16 @@ DRIVES = {
     "claim": Drive(
         "claim_message",
         lambda store: store.claim("orders", 7, lease=1.5, holder="w1"),
-        {"topic": "orders", "limit": 7, "lease_ms": 1500, "holder": "w1", "history": PREFIX},
+        {"lease_ms": 1500, "holder": "w1", "history": PREFIX, "runs": 7},
+        ({"topic": "orders", "limit": 7, "batch": 1},),
+    ),
+    "claim_some": Drive(
+        "claim_message",
+        lambda store: store.claim_some(
+            [Want("orders", 7), Want("mails", 9, 3)], runs=4, lease=1.5, holder="w1"
+        ),
+        {"lease_ms": 1500, "holder": "w1", "history": PREFIX, "runs": 4},
+        ({"topic": "orders", "limit": 7, "batch": 1}, {"topic": "mails", "limit": 9, "batch": 3}),
     ),
     "extend": Drive(
         "extend_lease",
@@ -642,14 +682,36 @@ DRIVES = {
     "wake": Drive("wake_topic", lambda store: store.wake("orders"), {}),
     "register_worker": Drive(
         "register_worker",
-        lambda store: store.register_worker("w1", b"{}", silence=1.5),
-        {"worker": "w1", "facts": b"{}", "silence_ms": 1500},
+        lambda store: store.register_worker("w1", b"{}", connection=b"run 7", silence=1.5),
+        {"worker": "w1", "facts": b"{}", "connection": b"run 7", "silence_ms": 1500},
     ),
     "watch": Drive(
         "watch_events",
         lambda store: store.watch(b"{}", lasts=1.5),
         {"want": b"{}", "for_ms": 1500},
     ),
+    "set_layout": Drive(
+        "set_layout",
+        lambda store: store.set_layout("0:1", "0:1 1:8", seal=True),
+        {"known": "0:1", "text": "0:1 1:8", "seal": 1},
+    ),
+    "seal": Drive("seal_shard", lambda store: store.seal(), {}),
+    "note_act": Drive("note_act", lambda store: store.note_act(b"{}"), {"act": b"{}", "most": 1000}),
+    "note_vanished": Drive(
+        "note_vanished",
+        lambda store: store.note_vanished("w1", b"{}"),
+        {"worker": "w1", "note": b"{}", "most": 50},
+    ),
+    "taken": Drive("taken_ids", lambda store: store.taken(["m1", "m2"]), {}, ({"id": "m1"}, {"id": "m2"})),
+    "carry": Drive(
+        "carry_done",
+        lambda store: store.carry([("m1", 5), ("m2", 6)]),
+        {},
+        ({"id": "m1", "until_ms": 5}, {"id": "m2", "until_ms": 6}),
+    ),
+    "left": Drive("left_in_shard", lambda store: store.left(), {}),
+    "hold": Drive("pause_topic", lambda store: store.hold("orders"), {"topic": "=held:orders"}),
+    "let_go": Drive("resume_topic", lambda store: store.let_go("orders"), {"topic": "=held:orders"}),
     "examine": Drive(
         "mend_message",
         lambda store: store.examine(
@@ -673,8 +735,9 @@ def test_every_script_has_one_method_of_the_store_and_every_method_a_script() ->
         if inspect.iscoroutinefunction(member) and not name.startswith("_")
     }
     assert set(DRIVES) == methods
-    # Leases of one topic, of many in one write, and of a worker that vanished; failed and put off.
-    shared = ["extend_lease", "extend_lease", "retry_message"]
+    # From one topic and from some; leases of one topic, of many in one write, and of a worker that vanished;
+    # failed and put off; topics that wait for older shards are held as those that are paused.
+    shared = ["claim_message", "extend_lease", "extend_lease", "retry_message", "pause_topic", "resume_topic"]
     assert sorted(drive.script for drive in DRIVES.values()) == sorted([*SOURCES, *shared])
 
 
@@ -690,9 +753,10 @@ async def test_the_store_sends_what_the_header_asks_for(method: str, redis: Redi
     assert sent.keys == [
         PREFIX + (f"orders:{key}" if key in TOPIC_PARTS else "call=p1" if key == "call" else key)
         for key, _ in contract.keys
-    ]
+    ] + [f"{PREFIX}{each['topic']}:{key}" for each in drive.groups[1:] for key in contract.repeated]
     assert list(drive.fixed) == contract.fixed
-    assert [list(group) for group in drive.groups] == [contract.group] * (2 if contract.group else 0)
+    assert [list(group) for group in drive.groups] == [contract.group] * len(drive.groups)
+    assert len(drive.groups) == (2 if contract.group and method != "claim" else len(contract.group) // 3)
     per_message = [value for group in drive.groups for value in group.values()]
     assert sent.args == [*drive.fixed.values(), *per_message, clock.us]
 
@@ -714,7 +778,7 @@ async def test_a_script_the_server_does_not_know_is_sent_once_in_full(method: st
 
 def status_of(method: str) -> type[IntEnum] | None:
     answer = inspect.signature(getattr(Store, method)).return_annotation
-    found = re.fullmatch(r"list\[(\w+)\]", answer)
+    found = re.fullmatch(r"(?:list\[)?(\w+)\]?", answer)
     kind = getattr(store, found[1], None) if found else None
     return kind if kind is not None and issubclass(kind, IntEnum) else None
 

@@ -58,6 +58,7 @@ def without_history(state: dict[str, Any]) -> dict[str, Any]:
 
 COUNTED = {
     "produce_normal_message": only(produced=3),
+    "produce_one_message": only(produced=1),
     "produce_delay_message": only(produced=3),
     "claim_message": only(delivered=4),
     "complete_message": only(completed=2),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REFUSED = {
     "produce_normal_message",
+    "produce_one_message",
     "produce_delay_message",
     "restore_dlq",
 }

@@ -76,8 +76,10 @@ def test_the_keys_of_a_script_are_those_of_its_header_in_order() -> None:
     produce = SCRIPTS["produce_normal_message"]
     expected: list[Any] = ["payload", "all_expire_monitor", "dlq", "done", "orders:pending:high"]
     expected += ["orders:pending", "orders:pending:low", "orders:wake", "topics", "counters", "call=p1"]
-    assert keys.of_script(produce, "orders", "p1")[:-1] == tuple("mx-rmq:{q}:" + key for key in expected[:-1])
-    assert keys.of_script(produce, "orders", "p1")[-1] == keys.of_call("p1")
+    assert keys.of_script(produce, "orders", "p1") == tuple("mx-rmq:{q}:" + key for key in expected)
+    guarded = Keys("q", in_cluster=True).of_script(produce, "orders", "p1")
+    assert guarded == tuple("mx-rmq:{q}:" + key for key in [*expected, "moving="])
+    assert keys.of_call("p1") == "mx-rmq:{q}:call=p1"
     assert keys.of_script(SCRIPTS["complete_message"], "a") != keys.of_script(
         SCRIPTS["complete_message"], "b"
     )

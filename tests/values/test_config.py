@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +20,7 @@ from mx_rmq.errors import (
     MessageTooLarge,
     MxRmqError,
     NotReplicated,
+    ServerRefused,
     ServerUnavailable,
     UnsafeServer,
 )
@@ -28,7 +31,7 @@ from tests.harness import all_keys
 from tests.words import eventually, new
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -143,6 +146,14 @@ def test_an_option_like_no_other_is_answered_with_all_of_them() -> None:
 WRONG: dict[str, list[Any]] = {
     "url": ["", "localhost:6379", "http://localhost", "redis:localhost", "REDIS://x", None, 5, b"redis://x"],
     "name": ["", "a:b", "{q}", "ä", "x" * 129, None, 5],
+    "username": ["", 5, b"shop", True],
+    "password": ["", 5, b"sesame", ["sesame"]],
+    "shards": [0, -1, 1.5, "8", True, 1025],
+    "sentinel_username": ["", 5, b"shop", True],
+    "sentinel_password": ["", 5, b"sesame", ["sesame"]],
+    "ssl_ca_certs": ["", 5, b"ca.pem", True],
+    "ssl_certfile": ["", 5, b"cert.pem", True],
+    "ssl_keyfile": ["", 5, b"key.pem", True],
     "worker_name": ["", "a:b", "w 1", None],
     "concurrency": [0, -1, 1.5, "8", None, True],
     "prefetch": [-1, 0.5, None, False],
@@ -264,14 +275,39 @@ async def test_no_error_shows_a_password(url: str, tmp_path: Path, monkeypatch: 
 class Bench:
     """What the proofs below need."""
 
-    def __init__(self, server: EmbeddedServer, redis: Redis, proxy: Proxy) -> None:
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        redis: Redis,
+        proxy: Proxy,
+        request: pytest.FixtureRequest | None = None,
+    ) -> None:
         self.server = server
         self.redis = redis
         self.proxy = proxy
+        self._request = request
         self.store = Store(redis, Keys("q"))
 
     def queue(self, **options: Any) -> RedisMessageQueue:
         return RedisMessageQueue(**{"url": self.server.url, "name": "q", "server_check": "off"} | options)
+
+    def rig(self, name: str) -> Any:
+        """Servers that only some proofs need."""
+        assert self._request is not None
+        return self._request.getfixturevalue(name)
+
+    async def answers(self, **options: Any) -> bool:
+        """Whether a queue with these options is let in, with and without an event loop."""
+        queue = self.queue(**options)
+        try:
+            async with queue:
+                await queue.produce("t", 1)
+            await asyncio.to_thread(queue.sync.produce, "t", 1)
+        except ServerRefused:
+            return False
+        finally:
+            queue.sync.close()
+        return True
 
     async def running(self) -> int:
         return int(await self.redis.hlen("mx-rmq:{q}:t:processing"))
@@ -284,22 +320,24 @@ class Bench:
         await self.store.move_to_dlq("t", [(delivery, b"", error) for delivery in claim.deliveries])
 
 
-PROOFS: dict[str, Callable[[Bench], Awaitable[None]]] = {}
+Proof = Callable[[Bench], Awaitable[None]]
+PROOFS: dict[str, Proof] = {}
 
 
-def proves(field: str) -> Callable[[Callable[[Bench], Awaitable[None]]], None]:
-    def register(proof: Callable[[Bench], Awaitable[None]]) -> None:
+def proves(field: str) -> Callable[[Proof], Proof]:
+    def register(proof: Proof) -> Proof:
         PROOFS[field] = proof
+        return proof
 
     return register
 
 
 @pytest.mark.parametrize("field", FIELDS)
 async def test_every_option_does_something(
-    field: str, server: EmbeddedServer, redis: Redis, proxy: Proxy
+    field: str, server: EmbeddedServer, redis: Redis, proxy: Proxy, request: pytest.FixtureRequest
 ) -> None:
     assert field in PROOFS, f"Config.{field} is new: write a proof that it does something"
-    await PROOFS[field](Bench(server, redis, proxy))
+    await PROOFS[field](Bench(server, redis, proxy, request))
 
 
 @proves("url")
@@ -311,6 +349,65 @@ async def _(bench: Bench) -> None:
         await queue.produce("t", 1)
     assert "mx-rmq:{q}:payload" in await all_keys(bench.redis)
     await bench.redis.execute_command("FLUSHALL")
+
+
+@proves("shards")
+async def _(bench: Bench) -> None:
+    async with bench.queue(shards=4) as queue:
+        await queue.produce_many("t", range(100))
+    for number in range(4):
+        assert f"mx-rmq:{{q:{number}}}:payload" in await all_keys(bench.redis)
+
+
+async def only_with_both(answers: Callable[..., Awaitable[bool]], user: str, password: str) -> None:
+    """Neither a user nor a password is enough."""
+    assert await answers(**{user: "shop", password: "sesame"})
+    assert not await answers(**{user: "shop", password: "simsalabim"})
+    assert not await answers(**{password: "sesame"})
+
+
+@proves("username")
+@proves("password")
+async def _(bench: Bench) -> None:
+    await bench.redis.execute_command("ACL", "SETUSER", "shop", "on", ">sesame", "~*", "&*", "+@all")
+    try:
+        await only_with_both(partial(bench.answers, url=bench.server.url), "username", "password")
+    finally:
+        await bench.redis.execute_command("ACL", "DELUSER", "shop")
+
+
+@proves("sentinel_username")
+@proves("sentinel_password")
+async def _(bench: Bench) -> None:
+    sentinels = bench.rig("sentinels")
+    for each in sentinels.sentinels:
+        each.command("ACL", "SETUSER", "shop", "on", ">sesame", "+@all")
+    answers = partial(bench.answers, url=sentinels.url)
+    await only_with_both(answers, "sentinel_username", "sentinel_password")
+
+
+@proves("ssl_ca_certs")
+async def _(bench: Bench) -> None:
+    rig = bench.rig("tls_rig")
+    client = {
+        "ssl_certfile": str(rig.certificates.client.certificate),
+        "ssl_keyfile": str(rig.certificates.client.key),
+    }
+    answers = partial(bench.answers, url=rig.bare_url, **client)
+    assert await answers(ssl_ca_certs=str(rig.certificates.authority))
+    assert not await answers(ssl_ca_certs=str(rig.certificates.strange_authority))
+    assert not await answers()
+
+
+@proves("ssl_certfile")
+@proves("ssl_keyfile")
+async def _(bench: Bench) -> None:
+    rig = bench.rig("tls_rig")
+    answers = partial(bench.answers, url=rig.bare_url, ssl_ca_certs=str(rig.certificates.authority))
+    client, stranger = rig.certificates.client, rig.certificates.stranger
+    assert await answers(ssl_certfile=str(client.certificate), ssl_keyfile=str(client.key))
+    assert not await answers(ssl_certfile=str(stranger.certificate), ssl_keyfile=str(stranger.key))
+    assert not await answers()
 
 
 @proves("name")

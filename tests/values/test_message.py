@@ -17,6 +17,7 @@ from mx_rmq.message import (
     describe,
     encode_death,
     encode_message,
+    topic_within,
 )
 from tests.values.test_payloads import json_like
 from tests.words import message
@@ -27,21 +28,40 @@ patient = settings(deadline=None)
 # -- the envelope
 
 
-def test_a_stored_message_is_plain_json_and_says_its_format() -> None:
-    """Whoever looks into the server with redis-cli can read it."""
+def test_a_stored_message_is_plain_json_without_its_id_and_topic() -> None:
+    """Whoever looks into the server with redis-cli can read it, and sees both beside it."""
     assert json.loads(encode_message(message({"total": 5}))) == {
-        "v": 1,
-        "id": "m1",
-        "topic": "orders",
         "payload": {"total": 5},
         "created_at": 1763230000.25,
     }
+
+
+OLD = b'{"v":1,"id":"m1","topic":"orders","payload":{"total":5},"created_at":1763230000.25}'
+
+
+def test_a_message_of_format_1_is_read_and_written_in_format_2() -> None:
+    read = decode_message(OLD, "m1", "orders")
+    assert read == message({"total": 5})
+    assert encode_message(read) == encode_message(message({"total": 5}))
+
+
+def test_id_and_topic_are_those_beside_the_body_even_if_an_old_one_names_others() -> None:
+    read = decode_message(OLD, "m2", "mails")
+    assert (read.id, read.topic) == ("m2", "mails")
+
+
+def test_only_a_body_of_format_1_names_its_topic() -> None:
+    assert topic_within(OLD) == "orders"
+    assert topic_within(encode_message(message())) == ""
+    with pytest.raises(UnreadableMessage):
+        topic_within(b"")
 
 
 def test_every_field_of_a_message_comes_back() -> None:
     full = message(
         [1],
         priority="high",
+        key="customer-7",
         headers={"trace": "ü"},
         ttl=1.5,
         dedup_for=60.0,
@@ -55,27 +75,25 @@ def test_every_field_of_a_message_comes_back() -> None:
         history=[PastAttempt(at=1.5, worker="w1", took=0.25, error="ValueError: no")],
     )
     stored = encode_message(full)
-    assert decode_message(stored) == full
-    assert set(json.loads(stored)) == set(Message.__struct_fields__)
+    assert decode_message(stored, "m1", "orders") == full
+    assert set(json.loads(stored)) == set(Message.__struct_fields__) - {"v", "id", "topic"}
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, 99])
+@pytest.mark.parametrize("version", [0, 3, -1, 99])
 def test_a_message_of_another_format_is_refused(version: int) -> None:
     """A newer producer may mean something else by the same fields."""
     stored = encode_message(message(v=version))
-    refusal = f"message m1 has format {version}, this version reads 1; upgrade mx-rmq in this program"
+    refusal = f"message m1 has format {version}, this version reads 1 to 2; upgrade mx-rmq in this program"
     with pytest.raises(UnreadableMessage, match=refusal):
-        decode_message(stored)
+        decode_message(stored, "m1", "orders")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": None},
         {"v": "1"},
-        {"id": None},
         {"id": 5},
-        {"topic": None},
+        {"topic": []},
         {"payload": None},
         {"created_at": None},
         {"priority": "urgent"},
@@ -88,33 +106,33 @@ def test_a_message_with_a_missing_or_wrong_field_is_refused(change: dict[str, An
     fields = json.loads(encode_message(message("x"))) | change
     stored = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
     with pytest.raises(UnreadableMessage, match="stored bytes are not a message"):
-        decode_message(stored)
+        decode_message(stored, "m1", "orders")
 
 
 @patient
 @given(st.binary() | st.text().map(str.encode) | json_like.map(lambda value: json.dumps(value).encode()))
 def test_bytes_that_are_no_message_are_refused_and_never_worse(stored: bytes) -> None:
     with pytest.raises(UnreadableMessage):
-        decode_message(stored)
+        decode_message(stored, "m1", "orders")
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
 def test_a_message_cut_short_is_refused(cut: int) -> None:
     with pytest.raises(UnreadableMessage):
-        decode_message(encode_message(message("x"))[:-cut])
+        decode_message(encode_message(message("x"))[:-cut], "m1", "orders")
 
 
 def test_a_body_nested_without_end_is_refused() -> None:
     start = encode_message(message("x")).split(b'"x"', maxsplit=1)[0]
     for stored in (start + b"[" * 100_000, start + b"[" * 100_000 + b"]" * 100_000 + b"}", b"[" * 100_000):
         with pytest.raises(UnreadableMessage):
-            decode_message(stored)
+            decode_message(stored, "m1", "orders")
 
 
 def test_a_field_of_a_later_version_is_no_reason_to_refuse() -> None:
     """Within one format, fields may be added."""
     fields = json.loads(encode_message(message("x"))) | {"colour": "red"}
-    assert decode_message(json.dumps(fields).encode()) == message("x")
+    assert decode_message(json.dumps(fields).encode(), "m1", "orders") == message("x")
 
 
 # -- what is remembered of failures

@@ -27,7 +27,7 @@ patient = settings(deadline=None)
 def through_the_server(payload: Any, wanted: Any = Any) -> Any:
     """What a handler gets of a payload."""
     stored = encode_message(message(payload))
-    return msgspec.json.decode(decode_message(stored).payload, type=wanted)
+    return msgspec.json.decode(decode_message(stored, "m1", "orders").payload, type=wanted)
 
 
 # -- plain payloads
@@ -149,7 +149,7 @@ def test_a_payload_nested_without_end_is_refused(make: Any) -> None:
 
 
 def read_payload(stored: bytes, wanted: Any) -> Any:
-    return msgspec.json.decode(decode_message(stored).payload, type=wanted)
+    return msgspec.json.decode(decode_message(stored, "m1", "orders").payload, type=wanted)
 
 
 def at_depth(frames: int, function: Any) -> Any:

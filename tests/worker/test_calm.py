@@ -31,6 +31,12 @@ class Scene:
         self.calm.answered(sent_at, Overdue(server_now, [], [], [], belated))
         return not belated
 
+    def ask(self, *, late: float = 0.0) -> None:
+        """Send something else that the server sees so much later."""
+        sent_at = self.now
+        self.now += late
+        self.calm.heard(sent_at, self.now + self.ahead)
+
     def advance(self, seconds: float) -> None:
         self.now += seconds
 
@@ -112,3 +118,35 @@ def test_a_network_that_is_always_slow_delays_recovery_but_never_ends_it(scene: 
         carried_out += scene.take_over(late=LEASE / 2)
         scene.advance(0.5)
     assert carried_out >= 5
+
+
+def test_a_worker_that_takes_nothing_over_for_long_notices_a_server_that_stood_still(scene: Scene) -> None:
+    """Many workers take turns at take-overs; the others only ask."""
+    assert scene.take_over()
+    for _ in range(100):
+        scene.advance(5)
+        scene.ask(late=0.2)
+    assert not scene.calm.holding
+    scene.ask(late=LEASE / 2)
+    assert not scene.take_over()
+    scene.advance(WAIT + 0.1)
+    assert scene.take_over()
+
+
+def test_an_outage_that_another_call_meets_gives_owners_time(scene: Scene) -> None:
+    assert scene.take_over()
+    scene.calm.failed(ServerUnavailable("gone"))
+    scene.advance(LEASE)
+    scene.ask()
+    assert not scene.take_over()
+
+
+def test_what_other_calls_hear_keeps_a_short_outage_harmless(scene: Scene) -> None:
+    assert scene.take_over()
+    for _ in range(10):
+        scene.advance(LEASE / 3)
+        scene.calm.reached()
+    scene.calm.failed(ServerUnavailable("gone"))
+    scene.advance(1)
+    scene.calm.reached()
+    assert scene.take_over()

@@ -226,7 +226,7 @@ async def test_what_is_never_seen_to_begin_is_not_tried_for_ever(
 
 def with_crashes(id_: str, crashes: int) -> bytes:
     return encode_message(
-        Message(v=1, id=id_, topic="t", payload=msgspec.Raw(b"1"), created_at=0.0, crashes=crashes)
+        Message(id=id_, topic="t", payload=msgspec.Raw(b"1"), created_at=0.0, crashes=crashes)
     )
 
 

@@ -13,6 +13,8 @@ from tests.words import dead, drained, eventually, in_state
 if TYPE_CHECKING:
     from tests.words import MakeQueue
 
+pytestmark = pytest.mark.sharded
+
 pytestmark = pytest.mark.usefixtures("watchful")
 
 

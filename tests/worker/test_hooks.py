@@ -29,6 +29,7 @@ def failing(mq: RedisMessageQueue, topic: str = "t", retry: Retry = AT_ONCE) -> 
     return on_t
 
 
+@pytest.mark.sharded
 async def test_hooks_are_told_what_became_of_a_message(mq: RedisMessageQueue) -> None:
     retried: list[RetryEvent] = []
     died: list[DeadEvent] = []
@@ -60,6 +61,7 @@ async def test_hooks_are_told_what_became_of_a_message(mq: RedisMessageQueue) ->
     assert threads[0] is not threading.current_thread(), "a plain function runs in a thread"
 
 
+@pytest.mark.sharded
 async def test_a_hook_is_called_after_the_server_has_it(mq: RedisMessageQueue) -> None:
     states: list[str] = []
 
@@ -155,7 +157,8 @@ async def test_a_hook_hears_of_the_retry_that_a_monitor_decides(make_queue: Make
     await mq.start()
     await mq.produce("t", 1, message_id="A1")
     await running.wait()
-    await eventually(lambda: _seen_by(mq, other) and _seen_by(other, other))
+    await eventually(lambda: _seen_by(mq, other))
+    await eventually(lambda: _seen_by(other, other))
     held = [job.delivery for holdings in _worker(other)._holdings for job in holdings.jobs]
     await store_of(redis).start("t", held)
     await store_of(redis).end_leases("t", held)
@@ -168,10 +171,11 @@ def _worker(mq: RedisMessageQueue) -> Any:
     return mq._lifecycle.worker
 
 
-def _seen_by(mq: RedisMessageQueue, other: RedisMessageQueue) -> bool:
-    return bool(_worker(mq)._monitors[0]._presence.sees(_worker(other).name))
+async def _seen_by(mq: RedisMessageQueue, other: RedisMessageQueue) -> bool:
+    return bool(await _worker(mq)._monitors[0]._presence.seen([_worker(other).name]))
 
 
+@pytest.mark.sharded
 async def test_an_error_in_a_hook_is_logged_and_changes_nothing(
     mq: RedisMessageQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,6 +206,7 @@ async def test_an_error_in_a_hook_is_logged_and_changes_nothing(
     await eventually(lambda: called == ["A1", "A2"])
 
 
+@pytest.mark.sharded
 @ONE_SERVER
 async def test_a_slow_hook_holds_up_no_settlement_and_is_not_called_without_bound(
     mq: RedisMessageQueue, caplog: pytest.LogCaptureFixture
@@ -232,6 +237,7 @@ async def test_a_slow_hook_holds_up_no_settlement_and_is_not_called_without_boun
     assert len(called) + events(caplog, "hooks.skipped")[1].skipped == messages
 
 
+@pytest.mark.sharded
 async def test_a_stop_waits_for_hooks_within_its_grace(make_queue: MakeQueue) -> None:
     mq = make_queue(stop_grace=15)
     begun, finish = asyncio.Event(), asyncio.Event()
@@ -255,6 +261,7 @@ async def test_a_stop_waits_for_hooks_within_its_grace(make_queue: MakeQueue) ->
     assert called == ["A1"]
 
 
+@pytest.mark.sharded
 @ONE_SERVER
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
 async def test_a_stop_ends_hooks_that_take_longer(
@@ -283,6 +290,7 @@ async def test_a_stop_ends_hooks_that_take_longer(
     assert (ended.hook, ended.id) == ("endless" if plain else "waits", "A1")
 
 
+@pytest.mark.sharded
 async def test_a_hook_may_be_added_while_the_worker_runs(mq: RedisMessageQueue) -> None:
     died: list[DeadEvent] = []
     failing(mq, retry=Retry(1))
@@ -292,6 +300,7 @@ async def test_a_hook_may_be_added_while_the_worker_runs(mq: RedisMessageQueue) 
     await eventually(lambda: died)
 
 
+@pytest.mark.sharded
 async def test_what_succeeds_or_is_put_off_calls_no_hook(mq: RedisMessageQueue) -> None:
     called: list[Any] = []
     mq.on_dead(called.append)
@@ -309,6 +318,7 @@ async def test_what_succeeds_or_is_put_off_calls_no_hook(mq: RedisMessageQueue) 
     assert called == []
 
 
+@pytest.mark.sharded
 @ONE_SERVER
 async def test_a_hook_hears_of_a_time_out_that_the_lease_thread_decided(make_queue: MakeQueue) -> None:
     mq = make_queue(lease=3600)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ONCE = Retry(1)
 
 
+@pytest.mark.sharded
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_the_first_middleware_is_outermost_and_may_change_what_the_handler_gets(
     mq: RedisMessageQueue, kind: str
@@ -54,6 +55,7 @@ async def test_the_first_middleware_is_outermost_and_may_change_what_the_handler
     assert log == ["outer A1 1", "inner 2", "handler 20", "inner after", "outer after"]
 
 
+@pytest.mark.sharded
 async def test_middleware_may_answer_in_place_of_the_handler(mq: RedisMessageQueue) -> None:
     ran: list[int] = []
 
@@ -75,6 +77,7 @@ async def test_middleware_may_answer_in_place_of_the_handler(mq: RedisMessageQue
     assert ran == [2]
 
 
+@pytest.mark.sharded
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError, SystemExit])
 async def test_what_middleware_raises_counts_as_raised_by_the_handler(
     mq: RedisMessageQueue, error: type[BaseException]
@@ -97,6 +100,7 @@ async def test_what_middleware_raises_counts_as_raised_by_the_handler(
         assert letter.message.attempts == 2
 
 
+@pytest.mark.sharded
 async def test_middleware_sees_what_the_handler_raises_and_may_say_otherwise(mq: RedisMessageQueue) -> None:
     @mq.middleware
     async def translate(call_next: Any, payload: Any, context: Context) -> Any:
@@ -118,6 +122,7 @@ async def test_middleware_sees_what_the_handler_raises_and_may_say_otherwise(mq:
     await in_state(mq, "A2", "gone")
 
 
+@pytest.mark.sharded
 async def test_the_timeout_covers_the_middleware_too(mq: RedisMessageQueue) -> None:
     @mq.middleware
     async def slow(call_next: Any, payload: Any, context: Context) -> Any:
@@ -204,6 +209,7 @@ class Switched:
         return await call_next(*arguments)
 
 
+@pytest.mark.sharded
 async def test_a_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisMessageQueue) -> None:
     layer, always = Switched(), Switched()
     always.on = True
@@ -228,6 +234,7 @@ async def test_a_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisMessageQu
     await eventually(called, within=5)
 
 
+@pytest.mark.sharded
 async def test_a_produce_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisMessageQueue) -> None:
     layer = Switched()
     mq.produce_middleware(layer)

@@ -15,6 +15,8 @@ from tests.words import ONE_SERVER, dead, drained, events, eventually, in_state,
 if TYPE_CHECKING:
     from tests.words import MakeQueue
 
+pytestmark = pytest.mark.sharded
+
 AT_ONCE = Retry(5, backoff="fixed", base=0)
 
 

@@ -8,21 +8,22 @@ import signal
 import sys
 import tempfile
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from mx_rmq import Context, RedisMessageQueue
 from mx_rmq.config import Config
 from mx_rmq.storage.connection import Connection
+from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.embedded import EmbeddedServer
-from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.queries import ClientIdentity, Queries
 from mx_rmq.storage.shard import Shard
 from mx_rmq.storage.store import Store
-from mx_rmq.worker.holdings import Holdings
+from mx_rmq.worker.holdings import Holdings, Job
 from mx_rmq.worker.presence import Presence
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
@@ -126,6 +127,8 @@ async def test_messages_of_a_killed_process_run_elsewhere_long_before_their_leas
     await drained(outside)
     assert killed not in {worker.name for worker in await outside.workers()}
     assert history == {(killed, "the worker vanished: its connection was gone")}
+    (noted,) = await outside.vanished()
+    assert (noted.name, noted.messages, "A0" in noted.ids) == (killed, 2, True)
 
 
 @ONE_SERVER
@@ -264,7 +267,8 @@ class Scene:
 
     def observer(self, **options: Any) -> Presence:
         config = Config(name="q", lease=LEASE, **options)
-        presence: Any = Presence(Holdings(self.shard), config, "observer", {"topics": []})
+        self.holdings = Holdings(self.shard)
+        presence: Any = Presence(self.holdings, config, "observer", {"topics": []})
         presence._loop = self.watch
         return cast("Presence", presence)
 
@@ -272,18 +276,17 @@ class Scene:
         """Let something happen before each of the observer's plain commands."""
         self.presence._queries._commands = Between(self.shard.connection, act)
 
-    async def step(self, seconds: float = 0.0) -> bool:
+    async def step(self, seconds: float = 0.0, *, look: bool = True) -> bool:
         """Let some time pass, then let the observer look."""
         self.watch.now += seconds
-        return await self.presence.step()
+        return await self.presence.step(look=look)
 
     async def register(self, worker: str, *, server: str = "", there: bool = False) -> None:
         """Register a worker by a connection that is there, or not any more."""
         async with Redis(unix_socket_path=self.redis.connection_pool.connection_kwargs["path"]) as client:
             id_ = await command(self.redis if there else client, "CLIENT", "ID")
         run = server or (await command(self.redis, "INFO", "server"))["run_id"]
-        facts = msgspec.json.encode({"connection": id_, "server": run})
-        await self.store.register_worker(worker, facts, silence=60)
+        await self.store.register_worker(worker, b"{}", connection=ClientIdentity(id_, run).text, silence=60)
 
     async def claim(self, holder: str, *ids: str, topic: str = "t") -> None:
         """Let a worker hold messages for long."""
@@ -301,7 +304,7 @@ class Scene:
         await self.link.close()
 
     async def registered(self) -> set[str]:
-        return set(await self.reader.registered())
+        return set(await self.reader.connections())
 
 
 @pytest.fixture
@@ -412,11 +415,12 @@ async def test_a_registration_of_another_run_of_the_server_says_nothing(scene: S
     assert "old" in await scene.registered()
 
 
-@pytest.mark.parametrize("connection", ["-1", "0", "1e99", "9" * 30, '"7"', "null", "[1]", "true", ""])
+@pytest.mark.parametrize(
+    "connection", [" -1", " 0", " 1e99", f" {'9' * 30}", ' "7"', " ", "", "\xff 7", " 7 8"]
+)
 async def test_nonsense_in_the_registry_is_nobodys_end(scene: Scene, connection: str) -> None:
     run = (await command(scene.redis, "INFO", "server"))["run_id"]
-    facts = f'{{"server":"{run}","connection":{connection}}}'
-    await scene.store.register_worker("odd", facts.encode(), silence=60)
+    await scene.store.register_worker("odd", b"{}", connection=f"{run}{connection}".encode(), silence=60)
     await scene.register("gone")
     await scene.claim("gone", "A1")
     await scene.claim("odd", "A2")
@@ -468,6 +472,92 @@ async def test_a_worker_is_remembered_for_as_long_as_its_lease_may_last(
     await long.step()
     assert await scene.registered() == {"gone", "observer"}
     await scene.close()
+
+
+# -- in turns with others
+
+
+async def test_who_was_missed_is_looked_at_again_without_a_turn(scene: Scene) -> None:
+    """Another worker may have every turn from now on."""
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    await scene.step()
+    assert not await scene.step(0.9, look=False)
+    assert await scene.step(0.2, look=False)
+    assert await scene.ended() == ["A1"]
+
+
+async def test_without_a_turn_no_other_worker_is_looked_at(scene: Scene) -> None:
+    await scene.step()
+    await scene.register("gone")
+    asked: list[tuple[Any, ...]] = []
+
+    async def note(args: tuple[Any, ...]) -> None:
+        asked.append(args[:2])
+
+    scene.between(note)
+    for _ in range(5):
+        assert not await scene.step(1.0, look=False)
+    assert asked == []
+
+
+async def test_an_observer_that_stood_still_looks_anew_before_it_judges(scene: Scene) -> None:
+    await scene.register("back")
+    await scene.claim("back", "A1")
+    await scene.step()
+    await scene.register("back", there=True)
+    assert not await scene.step(60, look=False)
+    assert await scene.ended() == []
+    assert "back" in await scene.registered()
+
+
+async def test_a_worker_that_holds_messages_sees_that_it_was_forgotten(scene: Scene) -> None:
+    await scene.step()
+    await scene.store.register_worker("observer", b"", silence=60)
+    handler: Any = None
+    held = Job(Delivery("A1", "t", "", b"", inf), scene.holdings, handler, asyncio.get_running_loop(), 0, 0)
+    scene.holdings.jobs.add(held)
+    scene.presence._load = scene.holdings.load()
+    await scene.step(0.5, look=False)
+    assert await scene.registered() == {"observer"}
+    assert scene.holdings.present_until == scene.watch.now + 1
+
+
+async def test_who_has_registered_anew_is_not_removed(scene: Scene) -> None:
+    await scene.register("back")
+    before = (await scene.reader.connections(["back"]))["back"]
+    await scene.register("back", there=True)
+    await scene.store.register_worker("back", b"", connection=before, silence=60)
+    assert await scene.registered() == {"back"}
+
+
+async def test_the_reply_to_a_claim_shows_that_others_see_this_worker(scene: Scene) -> None:
+    """An idle worker does not look at itself; its first message must not wait for that."""
+    await scene.step()
+    now = asyncio.get_running_loop().time()
+    scene.holdings.present_until = now - 100
+    scene.holdings.set_clock(5000 + now)
+    assert scene.holdings.present_until == pytest.approx(now + 1, abs=0.5)
+
+
+async def test_a_reply_that_was_read_late_shows_no_more_than_when_it_was_written(scene: Scene) -> None:
+    """This process may have stood still after the server wrote it."""
+    await scene.step()
+    now = asyncio.get_running_loop().time()
+    scene.holdings.set_clock(5000 + now)
+    scene.holdings.present_until = now - 100
+    scene.holdings.set_clock(5000 + now - 30)
+    assert scene.holdings.present_until == pytest.approx(now - 29, abs=0.5)
+
+
+async def test_a_reply_on_another_connection_than_the_registered_one_shows_nothing(scene: Scene) -> None:
+    await scene.step()
+    scene.holdings.present_until = -100.0
+    await command(scene.redis, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await eventually(lambda: scene.shard.connection.number == 0)
+    await scene.shard.store.commands.execute_command("TIME")
+    scene.holdings.set_clock(5000.0)
+    assert scene.holdings.present_until == -100.0
 
 
 # -- where it cannot work

@@ -242,7 +242,8 @@ def test_an_error_tells_what_else_could_be_meant(tmp_path: Path, monkeypatch: py
         "lacking_app:mq": "importing 'lacking_app' failed: ModuleNotFoundError: No module named "
         f"'no_such_package'\n  File \"{tmp_path}/lacking_app.py\", line 1, in <module>\n"
         "    import no_such_package",
-        "refused_app:mq": "url must begin with redis://, rediss://, unix:// or embedded://",
+        "refused_app:mq": "url must begin with redis://, rediss://, unix:// or embedded://; "
+        "write redis+sentinel:// for Sentinel and redis+cluster:// for a cluster",
     }.items():
         with pytest.raises(ConfigError) as refused:
             find_queue(where)

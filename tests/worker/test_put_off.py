@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tests.words import MakeQueue
 
 
+pytestmark = pytest.mark.sharded
+
+
 async def test_a_message_that_is_put_off_is_delayed_and_no_attempt_is_spent(mq: RedisMessageQueue) -> None:
     attempts: list[tuple[int, bool]] = []
 

@@ -235,6 +235,7 @@ async def test_scripts_the_server_forgot_are_sent_again(make_queue: MakeQueue, r
 
 
 @ONE_SERVER
+@pytest.mark.no_cluster("a cluster has no REPLICAOF")
 async def test_one_connection_that_is_told_of_a_demotion_takes_the_others_with_it(
     make_queue: MakeQueue, server: EmbeddedServer, redis: Redis
 ) -> None:

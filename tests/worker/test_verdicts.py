@@ -19,9 +19,7 @@ LIMIT = 3
 
 
 def message(attempts: int = 0, **fields: Any) -> Message:
-    return Message(
-        v=1, id="A1", topic="t", payload=msgspec.Raw(b"1"), created_at=1.0, attempts=attempts, **fields
-    )
+    return Message(id="A1", topic="t", payload=msgspec.Raw(b"1"), created_at=1.0, attempts=attempts, **fields)
 
 
 def failed(error: BaseException, attempt: int = 1) -> Again | Died:
@@ -50,7 +48,7 @@ def test_any_exception_is_tried_again_as_the_policy_says() -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2], ids=["again", "dead"])
 def test_the_body_remembers_the_attempt(attempt: int) -> None:
-    stored = decode_message(failed(KeyError("x"), attempt).body)
+    stored = decode_message(failed(KeyError("x"), attempt).body, "A1", "t")
     assert stored.attempts == attempt
     (past,) = stored.history
     assert (past.at, past.worker, past.took, past.error) == (1000.123, "w1", 0.5, "KeyError: 'x'")
@@ -103,7 +101,7 @@ def test_retry_later_with_a_delay_asks_no_function() -> None:
 def test_what_is_put_off_spends_no_attempt() -> None:
     verdict = outcome.ended(message(1, put_off=2), RetryLater(5, count=False), RUN, Retry(1))
     assert isinstance(verdict, Later)
-    stored = decode_message(verdict.body)
+    stored = decode_message(verdict.body, "A1", "t")
     assert (verdict.delay, stored.attempts, stored.put_off, stored.history) == (5, 1, 3, [])
 
 
@@ -191,7 +189,7 @@ def test_what_expired_is_dead() -> None:
 def test_the_first_worker_that_vanishes_is_blamed_on_all_it_held() -> None:
     verdict = outcome.vanished(message(), RUN, LIMIT, began=False, connection_gone=True)
     assert isinstance(verdict, Returned)
-    stored = decode_message(verdict.body)
+    stored = decode_message(verdict.body, "A1", "t")
     assert (stored.crashes, stored.unbegun) == (1, 0)
     assert stored.history[0].error == "the worker vanished: its connection was gone"
 
@@ -200,7 +198,7 @@ def test_the_first_worker_that_vanishes_is_blamed_on_all_it_held() -> None:
 def test_later_ones_only_on_what_had_begun(began: bool, counts: tuple[int, int]) -> None:
     verdict = outcome.vanished(message(crashes=1), RUN, LIMIT, began=began, connection_gone=False)
     assert isinstance(verdict, Returned)
-    stored = decode_message(verdict.body)
+    stored = decode_message(verdict.body, "A1", "t")
     assert (stored.crashes, stored.unbegun) == counts
     assert stored.history[0].error == "the worker vanished: its lease ran out"
 

@@ -31,10 +31,12 @@ _COMMANDS: Final = {
         "show": ("messages:show", "All that is known about a message."),
         "explain": ("messages:explain", "Why a message has not run."),
         "workers": ("workers:show_workers", "The live workers."),
+        "shards": ("shards:show_shards", "The shards of the queue, and what each has."),
         "stats": ("stats:stats", "What was produced, completed, retried and dead, by topic."),
         "check": ("check:check", "Is all well? For Kubernetes, cron and Nagios."),
         "doctor": ("doctor:doctor", "What is wrong with server, rights, topics and workers."),
         "top": ("top:show_top", "A live view, full screen."),
+        "web": ("web:web", "The queue in a browser."),
         "tail": ("tail:show_tail", "What happens in all workers, live."),
     },
     "Mend": {
@@ -42,6 +44,7 @@ _COMMANDS: Final = {
         "dlq": ("dlq:dlq", "Look at dead messages; replay, edit, delete, export or import them."),
         "produce": ("produce:produce", "Store a message, or many from JSON lines."),
         "cancel": ("messages:cancel", "Withdraw a message that has not started."),
+        "reshard": ("shards:reshard", "Spread the queue over another number of shards."),
         "audit": ("doctor:audit", "Is every message in exactly one place?"),
     },
     "More": {

@@ -122,6 +122,7 @@ async def check(
     ]
     findings = [figure.finding for figure in figures if figure.finding is not None]
     findings += _looked_at(counts, workers, set(topics))
+    findings += [Finding(Status.CRITICAL, why) for why in counts.missing]
     return _say(out, max((each.status for each in findings), default=Status.OK), findings, figures)
 
 

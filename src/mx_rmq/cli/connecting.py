@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from mx_rmq.cli.exits import Failure, NotFound
 from mx_rmq.config import Config
-from mx_rmq.errors import StoreError
+from mx_rmq.errors import ServerUnavailable, StoreError
 from mx_rmq.queue import RedisMessageQueue
 
 if TYPE_CHECKING:
@@ -81,8 +81,13 @@ def _refused(error: Exception) -> Exception:
 
 
 async def _refuse_unknown(queue: RedisMessageQueue) -> None:
-    if await queue.topics() or await queue.workers():
-        return
+    try:
+        if await queue.topics() or await queue.workers():
+            return
+    except ServerUnavailable as error:
+        if not str(error).startswith("shard "):
+            raise
+        return  # one of several shards is away, so there is the queue
     names = await queue.queues()  # reads the names of all keys, so only for a queue that seems not to exist
     if queue.config.name in names or not names:
         return

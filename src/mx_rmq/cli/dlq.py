@@ -122,6 +122,7 @@ async def groups(*, topic: Topic | None = None, common: Common = _DEFAULT) -> No
     out.table(columns, rows, data=data, empty="no dead message")
     if found.uncounted:
         out.remark(f"{found.uncounted:,} more are in no group; mx-rmq audit --repair counts them")
+    out.missing(found.missing)
 
 
 @dlq.command

@@ -210,6 +210,11 @@ class Output:
 
     # -- remarks
 
+    def missing(self, whys: Iterable[str]) -> None:
+        """Tell of shards that did not answer, whose part the result lacks."""
+        for why in whys:
+            self.remark(f"missing: {why}")
+
     def remark(self, text: str) -> None:
         """Tell the person something beside the result."""
         if not self.is_quiet:

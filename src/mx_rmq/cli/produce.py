@@ -40,6 +40,7 @@ async def produce(
     delay: str | None = None,
     ttl: str | None = None,
     id_: Annotated[str | None, Parameter(name="--id")] = None,
+    key: str | None = None,
     header: Annotated[tuple[str, ...], Parameter(name=("--header", "-H"), consume_multiple=False)] = (),
     common: Common = _DEFAULT,
 ) -> None:
@@ -52,11 +53,14 @@ async def produce(
         delay: how long it must not run, such as 5m.
         ttl: how long it lives after that, such as 1h; then it goes to the DLQ instead of running.
         id_: its id; while the id is taken, nothing is stored.
+        key: decides its shard, so that messages with one key keep their order.
         header: name=value; may be given again.
     """
     out = Output(common)
     check_topic(topic)
     options: dict[str, Any] = {"priority": priority, "headers": dict(header_of("-H", one) for one in header)}
+    if key is not None:
+        options["key"] = key
     if delay is not None:
         options["delay"] = seconds_of("--delay", delay)
     if ttl is not None:

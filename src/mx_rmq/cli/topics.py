@@ -53,6 +53,7 @@ async def show_topics(*, common: Common = _DEFAULT) -> None:
         age = At(of.oldest_at, counts.read_at)
         rows.append((name, of.pending, of.running, of.held, of.delayed, of.in_dlq, of.completed, age, state))
     out.table(columns, rows, data=counts.as_dict(), empty="no topic yet")
+    out.missing(counts.missing)
 
 
 @topic.command

@@ -47,3 +47,4 @@ async def show_workers(*, common: Common = _DEFAULT) -> None:
         for worker in workers
     ]
     out.table(columns, rows, data=workers.as_dict(), empty="no live worker")
+    out.missing(workers.missing)

@@ -78,6 +78,16 @@ class WorkerVanished(Event, tag="worker.vanished"):
 
 
 @listed
+class VanishedNotNoted(Event, tag="worker.vanished_not_noted"):
+    """A vanished worker could not be noted for operators; its messages are taken over all the same."""
+
+    level = logging.WARNING
+    says = "{worker} vanished; operators do not see it in the list of vanished workers: {error}"
+    worker: str
+    error: str
+
+
+@listed
 class LifespanFailed(Event, tag="lifespan.failed"):
     """The lifespan ended with an error after the worker had started."""
 

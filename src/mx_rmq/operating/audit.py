@@ -14,11 +14,16 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.checks import check_topic, is_label
-from mx_rmq.errors import InvalidName, UnreadableMessage
-from mx_rmq.message import decode_message
+from mx_rmq.checks import is_label
 from mx_rmq.operating.audit_report import AuditReport, Finding
 from mx_rmq.operating.group_audit import check_groups, with_groups
+from mx_rmq.operating.lost_topics import (
+    UNKNOWN,
+    WHAT_TO_DO,
+    topic_in,
+    topics_of_dead,
+    topics_of_live,
+)
 from mx_rmq.operating.scan import CHUNK, Scan, TimeOver, chunked
 from mx_rmq.storage.contract import Examined, Suspect
 from mx_rmq.storage.counters import EVENTS, STALE, Counters
@@ -32,14 +37,20 @@ from mx_rmq.storage.keys import (
     TOPIC_PARTS,
 )
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
     from mx_rmq.storage.store import Store
 
 FIELDS: Final = tuple(field.encode() for field in (TOPIC_FIELD, KEPT_FIELD, ERROR_FIELD, GROUP_FIELD))
 """The endings of the fields that a message has beside its body."""
+
+_TOPICLESS: Final = {"body-without-topic", "dead-without-topic"}
+"""Findings about messages whose topic field is lost."""
 
 _UNGROUPED: Final = "ungrouped"
 """What the server says of a dead message that no group counts."""
@@ -79,6 +90,25 @@ async def audit(
     return run.report
 
 
+async def audit_all(
+    shards: Shards, *, repair: bool, lease: float, progress: Callable[[int], None] | None
+) -> list[AuditReport]:
+    """Check all shards of a queue at once; *progress* is called with the number looked at in all."""
+    looked: dict[Shard, int] = {}
+
+    async def one(shard: Shard) -> AuditReport:
+        def tell(count: int) -> None:
+            looked[shard] = count
+            if progress is not None:
+                progress(sum(looked.values()))
+
+        report = await audit(shard.operating, repair=repair, lease=lease, progress=tell)
+        report.shard = shard.name
+        return report
+
+    return await ask_all(await shards.now(), one)
+
+
 class _Audit:
     def __init__(
         self,
@@ -110,7 +140,7 @@ class _Audit:
             return  # Without repair, a key of the wrong type cannot be judged.
         before = await self._counters()
         listed = await self._listed(topics, usable)
-        unseen = await self._check_bodies(listed)
+        unseen = await self._check_bodies(listed, usable)
         await self._check_unseen(unseen, topics)
         await self._check_places(topics, usable)
         await self._check_dead()
@@ -160,12 +190,16 @@ class _Audit:
                     entries.update(chunk)
         return listed
 
-    async def _check_bodies(self, listed: dict[str, Counter[bytes]]) -> list[Suspect]:
+    async def _check_bodies(self, listed: dict[str, Counter[bytes]], usable: set[str]) -> list[Suspect]:
         """Judge every stored message; returns those that should be pending but were in no list."""
         unseen: list[Suspect] = []
         claimable: Counter[str] = Counter()
+
+        async def seek(ids: list[str]) -> list[str]:
+            return await topics_of_live(self._scan, self._keys, ids, listed, usable)
+
         async for suspects in chunked(self._stored("payload")):
-            for suspect, verdict in await self._judge(await self._with_topics("payload", suspects)):
+            for suspect, verdict in await self._judge(await self._with_topics("payload", suspects, seek)):
                 if verdict.place == "none":
                     continue
                 self.report.places[verdict.place] += 1
@@ -218,8 +252,11 @@ class _Audit:
                 await self._judge(chunk)
 
     async def _check_dead(self) -> None:
+        async def seek(ids: list[str]) -> list[str]:
+            return await topics_of_dead(self._scan, self._keys, ids)
+
         async for chunk in chunked(self._stored("dlq_payload")):
-            suspects = await with_groups(self._store, await self._with_topics("dlq_payload", chunk))
+            suspects = await with_groups(self._store, await self._with_topics("dlq_payload", chunk, seek))
             for _, verdict in await self._judge(suspects):
                 if verdict.place == "dead":
                     self.report.places["dead"] += 1
@@ -243,7 +280,8 @@ class _Audit:
         for suspect, verdict in zip(suspects, verdicts, strict=True):
             for kind in verdict.findings:
                 if kind != _UNGROUPED:
-                    self._add(kind, _shown(suspect.id), topic=verdict.topic)
+                    detail = WHAT_TO_DO if kind in _TOPICLESS and verdict.topic == UNKNOWN else ""
+                    self._add(kind, _shown(suspect.id), topic=verdict.topic, detail=detail)
             self._strays[verdict.topic] += "body-in-no-place" in verdict.findings
         return list(zip(suspects, verdicts, strict=True))
 
@@ -340,10 +378,13 @@ class _Audit:
         for id_ in loose - seen:
             yield Suspect(id_)
 
-    async def _with_topics(self, part: str, suspects: list[Suspect]) -> list[Suspect]:
-        """The suspects; one without a valid topic field gets the topic named in its body as fallback.
+    async def _with_topics(
+        self, part: str, suspects: list[Suspect], seek: Callable[[list[str]], Awaitable[list[str]]]
+    ) -> list[Suspect]:
+        """The suspects; one without a valid topic field gets as fallback the topic that its body names.
 
-        A field such as ``A1:colour`` is a message only if it has a topic or a readable body.
+        If its body names none, *seek* finds the topics that other keys of the queue name. A field such as
+        ``A1:colour`` is a message only if it has a topic or a readable body.
         """
         ids = [_shown(suspect.id) for suspect in suspects]
         topics = await self._scan.command(
@@ -351,13 +392,16 @@ class _Audit:
         )
         lost = [n for n, topic in enumerate(topics) if topic is None or not is_label(topic)]
         reading = Queries(self._store).values(part, [ids[n] for n in lost])
-        found = [(_topic_of(body), body is not None) async for some in reading for body in some]
-        named = dict(zip(lost, found, strict=True))
-        foreign = {n for n in lost if named[n] == ("", True) and topics[n] is None and ":" in ids[n]}
+        bodies = [body async for some in reading for body in some]
+        named = {n: topic_in(body) for n, body in zip(lost, bodies, strict=True) if body is not None}
+        foreign = {n for n in named if named[n] is None and topics[n] is None and ":" in ids[n]}
         for n in foreign:
             await self._set_aside(self._keys.of_queue(part), ids[n].encode())
+        nameless = [n for n in named if not named[n] and n not in foreign]
+        if nameless:
+            named |= zip(nameless, await seek([ids[n] for n in nameless]), strict=True)
         return [
-            suspect._replace(fallback=named[n][0] or "unknown") if n in named else suspect
+            suspect._replace(fallback=named.get(n) or UNKNOWN)
             for n, suspect in enumerate(suspects)
             if n not in foreign
         ]
@@ -377,14 +421,6 @@ class _Audit:
 def _shown(name: str | bytes) -> str:
     """A name as text to show; it may be arbitrary bytes."""
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
-
-
-def _topic_of(body: bytes | None) -> str:
-    """The topic named in a message's body, for a message whose topic field is lost; empty if unreadable."""
-    try:
-        return check_topic(decode_message(body or b"").topic)
-    except (UnreadableMessage, InvalidName):
-        return ""
 
 
 def _before(text: str, ending: str) -> str:

@@ -43,6 +43,8 @@ class AuditReport:
     """False if traffic during the audit made it meaningless to compare the counters."""
     finished: bool = True
     """False if the time was over before everything was looked at."""
+    shard: str = ""
+    """The shard as its layout names it; empty for the only one."""
 
     @property
     def clean(self) -> bool:
@@ -71,7 +73,8 @@ class AuditReport:
             checked = "; the time was over before everything was looked at"
         count = len(self.findings)
         found = "clean" if self.clean else f"{count} finding{'' if count == 1 else 's'}"
-        return f"{found}: {places}{hints}{checked}"
+        shard = f"shard {self.shard}: " if self.shard else ""
+        return f"{shard}{found}: {places}{hints}{checked}"
 
     def __str__(self) -> str:
         if self.clean:

@@ -6,28 +6,29 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.errors import ConfigError
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _PAGE: Final = 1000
 """Keys of the server looked at in one call."""
 
 
-async def delete_queue(shards: Sequence[Shard]) -> int:
+async def delete_queue(shards: Shards) -> int:
     """Delete every key of a queue; returns how many there were.
 
     Raises:
         ConfigError: a worker serves it.
     """
-    for shard in shards:
-        workers = await Queries(shard.operating).workers()
+    for workers in await ask_all(await shards.now(), lambda shard: Queries(shard.operating).workers()):
         if workers:
             names = ", ".join(worker.name for worker in workers[:3])
             raise ConfigError(f"a queue that is served cannot be deleted; stop its workers first: {names}")
-    return sum([await _delete(shard) for shard in shards])
+    # The layout goes last: if a shard does not answer, the queue is still what it was, and can be deleted.
+    deleted = await ask_all([shard for shard in shards if shard is not shards.base], _delete)
+    return sum(deleted) + await _delete(shards.base)
 
 
 async def _delete(shard: Shard) -> int:

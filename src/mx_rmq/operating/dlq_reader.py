@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_death
+from mx_rmq.operating.letters import letter_of
 from mx_rmq.storage.dead_queries import DeadQueries, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.store import Store
 
@@ -26,17 +30,23 @@ class Filter(NamedTuple):
     error: str | None = None
     """A reason, an error class or a place, or a text that the error has."""
     group: str | None = None
+    matching: Callable[[DeadLetter], bool] | None = None
+    """Says of a message whether it is meant; its body is read for it."""
 
     async def matches(self, store: Store, ids: Sequence[bytes], *, bodies: bool) -> tuple[int, list[DeadRow]]:
         """Those of the messages that are meant, and how many were looked at."""
         looked, rows = await store.read_dead(
             ids,
-            "bodies" if bodies else "ids" if self.error is None else "errors",
+            "bodies" if bodies or self.matching else "ids" if self.error is None else "errors",
             topic=self.topic or "",
             group=self.group or "",
             word=self._word,
         )
-        return looked, rows if self.error is None else [row for row in rows if self._means(row.error)]
+        if self.error is not None:
+            rows = [row for row in rows if self._means(row.error)]
+        if self.matching is not None:
+            rows = [row for row in rows if self.matching(letter_of(row))]
+        return looked, rows
 
     @property
     def _word(self) -> str:
@@ -51,24 +61,39 @@ class Filter(NamedTuple):
         return self.error in (death.reason, death.kind, death.place) or str(self.error) in death.error
 
 
-async def latest(store: Store, where: Filter, after: Mark | None, limit: int) -> AsyncIterator[DeadRow]:
-    """What matches behind a place, the latest death first, without bodies.
+@dataclass(slots=True)
+class Look:
+    """How far a search goes: it ends when so many messages were looked at."""
+
+    left: int = sys.maxsize
+    seen: Mark | None = None
+    """The last message that was looked at."""
+
+
+async def search(
+    store: Store, where: Filter, after: Mark | None, limit: int, look: Look, *, latest: bool = True
+) -> AsyncIterator[DeadRow]:
+    """What matches behind a place, the latest death first, or the oldest.
 
     Args:
         store: of the shard.
         where: which messages.
         after: the last one that was seen; None to begin.
         limit: how many the caller wants; it may take more.
+        look: how far to search; it is kept up to date.
+        latest: whether the latest death comes first.
     """
     queries, count = DeadQueries(store), min(limit + 1, BATCH)
-    while marks := await queries.marks(after, count, latest=True):
+    while look.left > 0 and (marks := await queries.marks(after, min(count, look.left), latest=latest)):
         ids = [mark.id for mark in marks]
         while ids:
             looked, rows = await where.matches(store, ids, bodies=False)
             for row in rows:
                 yield row
             ids = ids[looked:]
-        after, count = marks[-1], _LOOK
+        look.left -= len(marks)
+        look.seen = after = marks[-1]
+        count = _LOOK
 
 
 async def with_bodies(store: Store, ids: Sequence[bytes]) -> AsyncIterator[list[DeadRow]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from redis.exceptions import ResponseError
 
-from mx_rmq.errors import StoreError
+from mx_rmq.errors import ServerUnavailable, StoreError
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.storage.server_check import risks_of, too_old, version_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
     from mx_rmq.storage.server_facts import ServerFacts
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -77,16 +79,33 @@ class Checkup:
         return table(("level", "what", "found", "remedy"), rows)
 
 
-async def examine(shards: Sequence[Shard], config: Config, *, audit_for: float = 5.0) -> Checkup:
+async def examine(shards: Shards, config: Config, *, audit_for: float = 5.0) -> Checkup:
     """Look at everything; see ``RedisMessageQueue.doctor``."""
+    await shards.now()
     found: list[Diagnosis] = []
-    for shard in shards:
-        facts = await read_server(shard.operating)
-        found += _server(facts, config)
+    servers: set[str] = set()
+
+    async def facts_of(shard: Shard) -> ServerFacts | Diagnosis:
+        try:
+            return await read_server(shard.operating)
+        except ServerUnavailable as error:
+            if shards.is_one:
+                raise
+            remedy = "look at this server: the messages of this shard wait until it is back"
+            return Diagnosis("server", "problem", str(shard.named(error)), remedy)
+
+    for shard, facts in zip(shards, await asyncio.gather(*map(facts_of, shards)), strict=True):
+        if isinstance(facts, Diagnosis):
+            found.append(facts)
+            continue
+        run_id = facts.info.get("run_id", shard.name)
+        if run_id not in servers:  # several shards may be on one server
+            servers.add(run_id)
+            found += _server(facts, config)
     found += await _part("topics", _look_at_topics(shards))
     if audit_for:
-        for shard in shards:
-            found += await _part("audit", _look_by_audit(shard, config.lease, audit_for))
+        looks = [_part("audit", _look_by_audit(shard, config.lease, audit_for)) for shard in shards]
+        found += [each for some in await asyncio.gather(*looks) for each in some]
     return Checkup(config.name, config.shown_url, __version__, found)
 
 
@@ -132,6 +151,8 @@ async def _part(what: str, look: Awaitable[list[Diagnosis]]) -> list[Diagnosis]:
     """What a look found, or that the server's user may not look."""
     try:
         return await look
+    except ServerUnavailable as error:
+        return [Diagnosis(what, "problem", str(error), "look at this server")]
     except (ResponseError, StoreError) as error:
         remedy = "give the server's user the rights of an operator: docs/deployment.md"
         return [Diagnosis(what, "problem", f"cannot be read: {error}", remedy)]
@@ -142,7 +163,7 @@ async def _part(what: str, look: Awaitable[list[Diagnosis]]) -> list[Diagnosis]:
 
 def _server(facts: ServerFacts, config: Config) -> Iterator[Diagnosis]:
     if facts.info:
-        private = config.url == "embedded://"
+        private = config.server.is_private
         yield _version(facts)
         yield from _persistence(facts, config, private=private)
         yield _memory(facts, private=private)
@@ -268,9 +289,9 @@ def _scripts(facts: ServerFacts) -> Diagnosis:
 # -- the queue
 
 
-async def _look_at_topics(shards: Sequence[Shard]) -> list[Diagnosis]:
-    inspector = Inspector(list(shards))
-    counts, workers = await inspector.counts(), await inspector.workers()
+async def _look_at_topics(shards: Shards) -> list[Diagnosis]:
+    inspector = Inspector(shards)
+    counts, workers = await asyncio.gather(inspector.counts(), inspector.workers())
     return [*_topics(counts, workers), *_workers(counts, workers)]
 
 
@@ -310,12 +331,16 @@ def _workers(counts: Counts, workers: Workers) -> Iterator[Diagnosis]:
 
 
 async def _look_by_audit(shard: Shard, lease: float, within: float) -> list[Diagnosis]:
-    report = await audit(shard.operating, lease=lease, within=within)
+    try:
+        report = await audit(shard.operating, lease=lease, within=within)
+    except ServerUnavailable as error:
+        raise shard.named(error) from error
+    report.shard = shard.name
     return [_audited(report, within)]
 
 
 def _audited(report: AuditReport, within: float) -> Diagnosis:
-    looked = counted(report.places.total(), "message")
+    looked = counted(report.places.total(), "message") + (f" of shard {report.shard}" if report.shard else "")
     if report.findings:
         kinds = sorted({finding.kind for finding in report.findings})
         said = f"{counted(len(report.findings), 'finding')} in {looked}: {named(kinds)}"

@@ -12,12 +12,14 @@ from mx_rmq.errors import NotDrained
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend
+from mx_rmq.storage.shards import ask_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from mx_rmq.storage.queries import Unfinished
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _FIRST, LONGEST = 0.002, 0.1
 """Seconds between two looks: at first, and at most."""
@@ -35,7 +37,7 @@ class Backlog:
         topics: count only these, and of those that are paused only what is leased; None counts all.
     """
 
-    def __init__(self, shards: Sequence[Shard], topics: Collection[str] | None = None) -> None:
+    def __init__(self, shards: Shards, topics: Collection[str] | None = None) -> None:
         self._shards = shards
         self._topics = topics
 
@@ -44,32 +46,34 @@ class Backlog:
         return await self._look() or await self._look()
 
     async def _look(self) -> bool:
-        for shard in self._shards:
-            queries, topics = Queries(shard.operating), self._topics
-            # What is due is looked at before and after the rest: a failed message may become due at once.
-            due, found, rest, later = await asyncio.gather(
-                shard.operating.next_delay(),
-                queries.any_unfinished(),
-                queries.unfinished(*(topics or ())),
-                shard.operating.next_delay(),
-            )
-            if "EXPIRED" in (due.state, later.state):
-                return True
-            if found and (topics is None or any(each.leased or _would_run(each) for each in rest)):
-                return True
-        return False
+        return any(await ask_all(await self._shards.now(), self._look_at))
+
+    async def _look_at(self, shard: Shard) -> bool:
+        queries, topics = Queries(shard.operating), self._topics
+        # What is due is looked at before and after the rest: a failed message may become due at once.
+        due, found, rest, later = await asyncio.gather(
+            shard.operating.next_delay(),
+            queries.any_unfinished(),
+            queries.unfinished(*(topics or ())),
+            shard.operating.next_delay(),
+        )
+        if "EXPIRED" in (due.state, later.state):
+            return True
+        return found and (topics is None or any(each.leased or _would_run(each) for each in rest))
 
     async def by_topic(self) -> dict[str, Unfinished]:
         """What is pending or leased in each topic that has any."""
         found: dict[str, Unfinished] = {}
-        for shard in self._shards:
-            queries = Queries(shard.operating)
-            topics = await queries.topics() if self._topics is None else list(self._topics)
-            for topic, own in zip(topics, await queries.unfinished(*topics), strict=True):
-                if own.pending or own.leased:
-                    before = found.get(topic)
-                    found[topic] = own if before is None else _sum(before, own)
+        for here in await ask_all(self._shards, self._by_topic):
+            for topic, own in here.items():
+                found[topic] = _sum(found[topic], own) if topic in found else own
         return found
+
+    async def _by_topic(self, shard: Shard) -> dict[str, Unfinished]:
+        queries = Queries(shard.operating)
+        topics = await queries.topics() if self._topics is None else list(self._topics)
+        each = zip(topics, await queries.unfinished(*topics), strict=True)
+        return {topic: own for topic, own in each if own.pending or own.leased}
 
     async def describe(self, served_here: Collection[str]) -> tuple[str, bool]:
         """What is left, in words, and whether no worker will do it as things are.
@@ -83,7 +87,7 @@ class Backlog:
             return f"messages, but which cannot be read: {error}", False
 
     async def _describe(self, served_here: Collection[str]) -> tuple[str, bool]:
-        workers = await Inspector(list(self._shards)).workers()
+        workers = await Inspector(self._shards).workers()
         served = set(served_here).union(*(worker.topics for worker in workers))
         parts, stuck = [], False
         for topic, left in (await self.by_topic()).items():
@@ -96,11 +100,11 @@ class Backlog:
                 why = ", which no live worker serves: start one"
             stuck = stuck or bool(why)
             parts.append(f"{', '.join(counts)} in {topic}{why}")
-        for shard in self._shards:
-            if (await shard.operating.next_delay()).state == "EXPIRED":
-                why = "" if served else ", but no live worker makes them pending: start one"
-                stuck = stuck or bool(why)
-                parts.append(f"delayed messages are due{why}")
+        delays = await ask_all(self._shards, lambda shard: shard.operating.next_delay())
+        if any(delay.state == "EXPIRED" for delay in delays):
+            why = "" if served else ", but no live worker makes them pending: start one"
+            stuck = stuck or bool(why)
+            parts.append(f"delayed messages are due{why}")
         return "; ".join(parts) or "nothing any more", stuck
 
 

@@ -14,16 +14,15 @@ from mx_rmq.health import Health, ShardHealth
 from mx_rmq.storage.queries import Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq.health import WorkerHealth
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 PATIENCE: Final = 3.0
 """Seconds that a server has to answer; a probe has to be answered too."""
 
 
-async def read_health(queue: str, shards: Sequence[Shard] | None, worker: WorkerHealth | None) -> Health:
+async def read_health(queue: str, shards: Shards | None, worker: WorkerHealth | None) -> Health:
     """How a process is: its servers, and its worker if it has one.
 
     Args:
@@ -33,10 +32,14 @@ async def read_health(queue: str, shards: Sequence[Shard] | None, worker: Worker
     """
     if shards is None:
         return Health(queue, problems=["the queue is not open"], is_open=False)
-    own = worker.shards if worker is not None else [ShardHealth()] * len(shards)
-    asked = [_ask(shard, known) for shard, known in zip(shards, own, strict=True)]
+    own = {shard.name: shard for shard in worker.shards} if worker is not None else {}
+    asked = [_ask(shard, own.get(shard.name, ShardHealth(name=shard.name))) for shard in shards]
     found = tuple(await asyncio.gather(*asked))
-    problems = [f"the server does not answer: {shard.error}" for shard in found if shard.error]
+    problems = [
+        f"the server{f' of shard {shard.name}' if shard.name else ''} does not answer: {shard.error}"
+        for shard in found
+        if shard.error
+    ]
     if worker is None:
         return Health(queue, shards=found, problems=problems)
     return Health(

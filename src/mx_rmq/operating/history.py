@@ -21,6 +21,7 @@ from mx_rmq.storage.history import (
     Sheets,
     percentile,
 )
+from mx_rmq.storage.shards import ask_those_there
 from mx_rmq.tables import lasted, plain_fields, table, utc
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class History:
     """When it was read, by the server's clock."""
     partial: bool = False
     """Whether some of it may be missing: for a while more topics were in use than are counted apart."""
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; what happened there is not counted."""
 
     @property
     def is_empty(self) -> bool:
@@ -107,7 +110,8 @@ class History:
         long = len(self.rows) * self.step > _DAY
         rows = [row._cells(utc(row.begins_at)[0 if long else 11 : 16]) for row in self.rows]
         said = table(columns, [*rows, self.total._cells("total")])
-        return f"{said}\nincomplete: too many topics to count each" if self.partial else said
+        said += "\nincomplete: too many topics to count each" if self.partial else ""
+        return "\n".join((said, *(f"missing: {why}" for why in self.missing)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +141,18 @@ class Rates:
     topics: dict[str, TopicRates]
     """Those with events in the last hour. ``*`` stands for topics beyond those that are counted apart."""
     read_at: float
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; what happened there is not counted."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; instants as ISO texts in UTC."""
         return plain_fields(self)
 
     def __str__(self) -> str:
-        if not self.topics:
-            return "no topic was used in the last hour"
+        said = self._table() if self.topics else "no topic was used in the last hour"
+        return "\n".join((said, *(f"missing: {why}" for why in self.missing)))
+
+    def _table(self) -> str:
         times = ("run p50", "run p95", "wait p50", "wait p95")
         return table(
             ("topic", "in/s", "done/s", "failed/s", *times, "done"),
@@ -169,34 +177,45 @@ async def history(
     check_whole("minutes", minutes, 1, KEPT)
     check_whole("step", step, 1, _HOUR, none="1, or 20 for more than two hours")
     step = step or (1 if minutes <= KEPT_FINE else SHEET)
-    recorded, partial = Recorded(), False
-    now, read_at = await Sheets(shards[0].operating).minute()
+    recorded = Recorded()
+    now, read_at = await _minute(shards)
     first = (now - minutes + 1) // step * step
     numbers = range(first // SHEET, now // SHEET + 1)
     fine = range(max(first, now - KEPT_FINE + 1) // SHEET, now // SHEET + 1)
-    for shard in shards:
+
+    async def read(shard: Shard) -> bool:
         sheets = Sheets(shard.operating)
-        if topic is None:
-            await sheets.all_topics(numbers, fine, recorded)
-        elif await sheets.topic(topic, numbers, fine, recorded):
-            partial = True
+        if topic is not None:
+            return await sheets.topic(topic, numbers, fine, recorded)
+        await sheets.all_topics(numbers, fine, recorded)
+        return False
+
+    shared, missing = await ask_those_there(shards, read)
     spans = [range(at, min(at + step, now + 1)) for at in range(first, now + 1, step)]
     spreads = [_spread(recorded, span, now) for span in spans]
     rows = tuple(_row(recorded, span, spread) for span, spread in zip(spans, spreads, strict=True))
     known = [spread for spread in spreads if spread is not None]
     whole = reduce(add, known, NO_TIMES) if len(known) == len(spreads) else None
-    return History(topic, step, rows, _row(recorded, range(first, now + 1), whole), read_at, partial)
+    total = _row(recorded, range(first, now + 1), whole)
+    return History(topic, step, rows, total, read_at, any(shared), missing)
+
+
+async def _minute(shards: Sequence[Shard]) -> tuple[int, float]:
+    """The present minute since 1970, and the time, by a server that answers."""
+    times, _ = await ask_those_there(shards, lambda shard: Sheets(shard.operating).minute())
+    return max(times)
 
 
 async def rates(shards: Sequence[Shard]) -> Rates:
     """Read how fast each topic goes."""
-    now, read_at = await Sheets(shards[0].operating).minute()
+    now, read_at = await _minute(shards)
     found: defaultdict[str, Recorded] = defaultdict(Recorded)
-    for shard in shards:
-        await Sheets(shard.operating).each_topic(now, _HOUR, found)
+    _, missing = await ask_those_there(
+        shards, lambda shard: Sheets(shard.operating).each_topic(now, _HOUR, found)
+    )
     hour = range(now - _HOUR + 1, now + 1)
     used = sorted(name for name, recorded in found.items() if any(at in recorded.counts for at in hour))
-    return Rates({name: _rates(found[name], now, read_at) for name in used}, read_at)
+    return Rates({name: _rates(found[name], now, read_at) for name in used}, read_at, missing)
 
 
 def bars(numbers: Sequence[int]) -> str:

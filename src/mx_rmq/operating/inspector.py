@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mx_rmq.checks import check_id
 from mx_rmq.operating.letters import letter_of
@@ -12,19 +13,22 @@ from mx_rmq.operating.messages import MessageFacts, ended_facts, live_facts
 from mx_rmq.storage.contract import Lease
 from mx_rmq.storage.facts import Counts, WorkerFacts, Workers
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.shards import ask_those_there, find_first
 from mx_rmq.tables import utc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
+
+R = TypeVar("R")
 
 
 class Inspector:
     """Answers questions about a queue."""
 
-    def __init__(self, shards: list[Shard]) -> None:
+    def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
     async def find(self, id_: str) -> MessageFacts:
@@ -33,7 +37,10 @@ class Inspector:
         It is ``done``, or ``dead`` though no longer in the DLQ, as long as that is remembered.
         """
         id_ = check_id(id_)
-        shard = self._shards[shard_number(id_, len(self._shards))]
+        found = await find_first(await self._shards.now(), id_, partial(self._find, id_))
+        return MessageFacts(id_, "gone") if found is None else found
+
+    async def _find(self, id_: str, shard: Shard) -> MessageFacts | None:
         queries = Queries(shard.operating)
         live = await queries.message(id_)
         if live is not None:
@@ -44,23 +51,26 @@ class Inspector:
         if dead:
             return letter_of(dead[0]).facts
         ended = await queries.ended(id_)
-        return MessageFacts(id_, "gone") if ended is None else ended_facts(id_, ended)
+        return None if ended is None else ended_facts(id_, ended)
 
     async def counts(self) -> Counts:
-        """The queue's counts, by topic."""
-        first, *others = [await Queries(shard.operating).counts() for shard in self._shards]
-        return reduce(add, others, first)
+        """The queue's counts, by topic; of the shards that answer."""
+        counts, missing = await ask_those_there(
+            await self._shards.now(), lambda shard: Queries(shard.operating).counts()
+        )
+        whole = reduce(add, counts)
+        return replace(whole, missing=missing) if missing else whole
 
     async def workers(self) -> Workers:
-        """The live workers: those that registered recently."""
+        """The live workers: those that registered recently, on a shard that answers."""
+        looks, missing = await ask_those_there(
+            await self._shards.now(), lambda shard: Queries(shard.operating).workers()
+        )
         found: dict[str, WorkerFacts] = {}
-        read_at = 0.0
-        for shard in self._shards:
-            here = await Queries(shard.operating).workers()
-            read_at = here.read_at
-            for worker in here:
-                found[worker.name] = found[worker.name] + worker if worker.name in found else worker
-        return Workers((found[name] for name in sorted(found)), read_at)
+        for worker in (worker for here in looks for worker in here):
+            found[worker.name] = found[worker.name] + worker if worker.name in found else worker
+        read_at = max(here.read_at for here in looks)
+        return Workers((found[name] for name in sorted(found)), read_at, missing=missing)
 
     async def explain(self, id_: str) -> str:
         """Why a message has not run, in a sentence."""
@@ -105,16 +115,14 @@ class Inspector:
     async def _why_pending(self, facts: MessageFacts) -> str:
         if await self._is_over(facts.expires_at):
             return f"its lifetime ended at {utc(facts.expires_at)}; {await self._mover()}"
-        for shard in self._shards:
-            if await Queries(shard.operating).paused(facts.topic):
-                return "the topic is paused"
+        if any(await self._ask(lambda queries: queries.paused(facts.topic))):
+            return "the topic is paused"
         workers = await self.workers()
         serving = [worker for worker in workers if facts.topic in worker.topics]
         if not serving:
             others = f"; {_workers(workers)} for other topics" if workers else ""
             return f"no live worker has a handler for the topic{others}"
-        counts = [await Queries(shard.operating).topic_counts(facts.topic) for shard in self._shards]
-        topic = reduce(add, counts)
+        topic = reduce(add, await self._ask(lambda queries: queries.topic_counts(facts.topic)))
         return (
             f"the topic is served by {_workers(serving)}, "
             f"with {topic.running} running, {topic.held} held ready and {topic.pending} waiting"
@@ -122,7 +130,12 @@ class Inspector:
 
     async def _is_over(self, instant: float | None) -> bool:
         """Whether an instant has passed by the server's clock."""
-        return instant is not None and instant <= await Queries(self._shards[0].operating).time()
+        return instant is not None and instant <= max(await self._ask(lambda queries: queries.time()))
+
+    async def _ask(self, ask: Callable[[Queries], Awaitable[R]]) -> list[R]:
+        """What the shards say that answer."""
+        said, _ = await ask_those_there(self._shards, lambda shard: ask(Queries(shard.operating)))
+        return said
 
     async def _mover(self) -> str:
         """Say whether a worker will move an overdue message. Any worker does, whatever topics it serves."""

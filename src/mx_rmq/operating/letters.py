@@ -44,7 +44,7 @@ class DeadLetter:
     def message(self) -> Message | None:
         """The message with its history; None if the stored bytes cannot be read."""
         try:
-            return decode_message(self.body)
+            return decode_message(self.body, self.id, self.topic)
         except UnreadableMessage:
             return None
 
@@ -56,7 +56,7 @@ class DeadLetter:
     @property
     def facts(self) -> MessageFacts:
         """The same in the form of ``find`` and ``list``."""
-        message, unreadable = read_message(self.body)
+        message, unreadable = read_message(self.body, self.id, self.topic)
         return MessageFacts(
             self.id,
             "dead",
@@ -146,19 +146,36 @@ class DeadGroups(list[DeadGroup]):
         groups: in this order.
         read_at: when they were counted, by the server's clock; ages are counted from then.
         uncounted: how many dead messages are in no group.
+        missing: the shards that did not answer, and why; their messages are not counted.
     """
 
-    def __init__(self, groups: Iterable[DeadGroup] = (), read_at: float = 0.0, *, uncounted: int = 0) -> None:
+    def __init__(
+        self,
+        groups: Iterable[DeadGroup] = (),
+        read_at: float = 0.0,
+        *,
+        uncounted: int = 0,
+        missing: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(groups)
         self.read_at = read_at
         self.uncounted = uncounted
+        self.missing = missing
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; instants as ISO texts in UTC."""
         groups = [group.as_dict() for group in self]
-        return {"groups": groups, "uncounted": self.uncounted, "read_at": iso(self.read_at)}
+        return {
+            "groups": groups,
+            "uncounted": self.uncounted,
+            "read_at": iso(self.read_at),
+            "missing": list(self.missing),
+        }
 
     def __str__(self) -> str:
+        return "\n".join((self._table(), *(f"missing: {why}" for why in self.missing)))
+
+    def _table(self) -> str:
         columns: dict[str, Sequence[str | int]] = {
             "dead": [group.count for group in self],
             "group": [group.id for group in self],

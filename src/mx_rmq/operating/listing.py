@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.limits import BATCH
 from mx_rmq.message import LANES
 from mx_rmq.operating.dead_letters import DeadLetters
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.message import Lane
     from mx_rmq.operating.messages import Asked, MessageFacts
-    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _CHUNK: Final = 500
 """Entries looked at in one step."""
@@ -52,62 +53,85 @@ class _Step:
     """Where the next look begins; None at the end."""
 
 
+class _List(NamedTuple):
+    """What is listed."""
+
+    topic: str
+    state: Asked
+    reverse: bool
+
+    @property
+    def name(self) -> str:
+        """How the places of this list begin."""
+        return f"-{self.state}" if self.reverse else self.state
+
+
 async def list_messages(
-    shards: list[Shard], topic: str, state: Asked, limit: int, after: str | None
+    shards: Shards, topic: str, state: Asked, limit: int, after: str | None, *, reverse: bool = False
 ) -> MessagePage:
     """A page of messages; see ``RedisMessageQueue.list``."""
     topic = check_topic(topic)
     check_choice("state", state, ASKED)
     check_whole("limit", limit, 1, BATCH)
-    number, place = _begin(shards, state, after)
+    await shards.now()
+    of = _List(topic, state, reverse)
+    number, place = _begin(len(shards), of, after)
     if state == "dead":
-        page = await DeadLetters(shards).list(topic=topic, limit=limit, after=place or None)
-        following = None if page.next is None else f"dead,0,{page.next}"
+        letters = DeadLetters(shards)
+        page = await letters.list(
+            topic=topic, limit=limit, after=place or None, oldest=reverse, look=_STEPS * _CHUNK
+        )
+        following = None if page.next is None else f"{of.name},0,{page.next}"
         return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
-    read_at = await Queries(shards[0].operating).time()
     facts: list[MessageFacts] = []
-    for at in range(number, len(shards)):
+    read_at = 0.0
+    for at, shard in list(enumerate(shards))[number:]:
         if len(facts) == limit:
-            return MessagePage(facts, f"{state},{at},", read_at)
-        queries = Queries(shards[at].operating)
-        rows, end = await _rows(queries, topic, state, limit - len(facts), place)
-        facts += await _facts(queries, rows)
+            return MessagePage(facts, f"{of.name},{at},", read_at)
+        queries = Queries(shard.operating)
+        try:
+            read_at = read_at or await queries.time()
+            rows, end = await _rows(queries, of, limit - len(facts), place)
+            facts += await _facts(queries, rows)
+        except ServerUnavailable as error:
+            raise shard.named(error) from error
         if end is not None:
-            return MessagePage(facts, f"{state},{at},{end}", read_at)
+            return MessagePage(facts, f"{of.name},{at},{end}", read_at)
         place = ""
     return MessagePage(facts, None, read_at)
 
 
-def _begin(shards: list[Shard], state: Asked, after: str | None) -> tuple[int, str]:
+def _begin(shards: int, of: _List, after: str | None) -> tuple[int, str]:
     """The shard and the place at which a page begins."""
     if after is None:
         return 0, ""
     try:
-        of, number, place = after.split(",", 2)
-        if of != state or not 0 <= _number(number) < len(shards):
+        name, number, place = after.split(",", 2)
+        if name != of.name or not 0 <= _number(number) < shards:
             raise ValueError
-        match state:
+        match of.state:
+            case _ if not place:  # the beginning of a shard
+                pass
             case "pending":
                 _pending_place(place)
             case "delayed":
-                _delayed_place(place)
+                delayed_place(place)
             case "running" | "held" | "processing":
                 _lease_place(place)
         return int(number), place
     except (AttributeError, ValueError):
-        raise refusal("after", f"the next of an earlier page of {state} messages", after) from None
+        way = " in reverse" if of.reverse else ""
+        raise refusal("after", f"the next of an earlier page of {of.state} messages{way}", after) from None
 
 
-async def _rows(
-    queries: Queries, topic: str, state: Asked, limit: int, place: str
-) -> tuple[list[_Row], str | None]:
+async def _rows(queries: Queries, of: _List, limit: int, place: str) -> tuple[list[_Row], str | None]:
     """Up to *limit* messages of one shard, and where to go on."""
     rows: dict[str, _Row] = {}
     end: str | None = place
     more = len(LANES)
     """Steps once the page is full, to learn whether it is the last one."""
     for _ in range(_STEPS):
-        step = await _look(queries, topic, state, end or "")
+        step = await _look(queries, of, end or "")
         for row in step.rows:
             if len(rows) == limit:
                 return list(rows.values()), [*rows.values()][-1].after
@@ -119,75 +143,82 @@ async def _rows(
     return list(rows.values()), end
 
 
-async def _look(queries: Queries, topic: str, state: Asked, place: str) -> _Step:
-    match state:
+async def _look(queries: Queries, of: _List, place: str) -> _Step:
+    match of.state:
         case "pending":
-            return await _look_at_pending(queries, topic, place)
+            return await _look_at_pending(queries, of, place)
         case "delayed":
-            return await _look_at_delayed(queries, topic, place)
+            return await _look_at_delayed(queries, of, place)
         case "running" | "held" | "processing":
-            return await _look_at_leases(queries, topic, state, place)
+            return await _look_at_leases(queries, of, place)
         case "dead":
             raise AssertionError("dead messages are listed by DeadLetters")
         case _ as never:
             assert_never(never)
 
 
-async def _look_at_pending(queries: Queries, topic: str, place: str) -> _Step:
-    """The entries of one lane, the next to be claimed first.
+async def _look_at_pending(queries: Queries, of: _List, place: str) -> _Step:
+    """The entries of one lane, the next to be claimed first, or last.
 
-    If the last entry that was passed has moved on, because others were claimed, the look begins behind it.
+    The list moves on between two looks: at one end messages are claimed, at the other they arrive. So the
+    look begins behind the last entry that was passed, if that is near where it was.
     """
-    lane, start, last = _pending_place(place)
-    back = min(start, _BACK) if last else 0
-    entries = await queries.pending_ids(topic, lane, start - back, back + _CHUNK)
-    begin = back
-    if last in entries[:back]:
-        begin = max(n for n, id_ in enumerate(entries[:back]) if id_ == last) + 1
+    lanes = LANES[::-1] if of.reverse else LANES
+    lane, start, last = _pending_place(place) if place else (lanes[0], 0, "")
+    # Claims bring the last entry nearer to the end that is read first, new messages move it away.
+    before = 0 if not last else 1 if of.reverse else min(start, _BACK)
+    near = 0 if not last else 1 + _BACK if of.reverse else before
+    entries = await queries.pending_ids(of.topic, lane, start - before, near + _CHUNK, newest=of.reverse)
+    begin = before
+    if last in entries[:near]:
+        begin = max(n for n, id_ in enumerate(entries[:near]) if id_ == last) + 1
     ids = list(dict.fromkeys(entries[begin:]))
-    seen = {id_: start - back + n + 1 for n, id_ in enumerate(entries)}
+    seen = {id_: start - before + n + 1 for n, id_ in enumerate(entries)}
     rows = [
         _Row(id_, live, f"{lane},{seen[id_]},{id_}")
-        for id_, live in zip(ids, await queries.lives(topic, ids), strict=True)
+        for id_, live in zip(ids, await queries.lives(of.topic, ids), strict=True)
         # Other entries are stale: no claim would deliver them.
         if live is not None and live.lease is None and live.due_at is None and live.deadline is not None
     ]
-    if len(entries) == back + _CHUNK:
-        return _Step(rows, f"{lane},{start - back + len(entries)},{entries[-1]}")
-    further = LANES[LANES.index(lane) + 1 :]
+    if len(entries) == near + _CHUNK:
+        return _Step(rows, f"{lane},{start - before + len(entries)},{entries[-1]}")
+    further = lanes[lanes.index(lane) + 1 :]
     return _Step(rows, f"{further[0]},0," if further else None)
 
 
-async def _look_at_delayed(queries: Queries, topic: str, place: str) -> _Step:
+async def _look_at_delayed(queries: Queries, of: _List, place: str) -> _Step:
     """Delayed messages by due time; those of all topics are in one set."""
-    score, passed = _delayed_place(place)
-    found = await queries.delayed_from(score, passed, _CHUNK)
+    score, passed = delayed_place(place) if place else ("inf" if of.reverse else "-inf", 0)
+    found = await queries.delayed_from(score, passed, _CHUNK, latest=of.reverse)
     places = {}
     for id_, due in found:
         passed = passed + 1 if due == score else 1
         score = due
         places[id_] = f"{due},{passed}"
     ids = [id_ for id_, _ in found]
-    own = [id_ for id_, of in zip(ids, await queries.topics_of(ids), strict=True) if of == topic]
+    own = [id_ for id_, topic in zip(ids, await queries.topics_of(ids), strict=True) if topic == of.topic]
     rows = [
         _Row(id_, live, places[id_])
-        for id_, live in zip(own, await queries.lives(topic, own), strict=True)
+        for id_, live in zip(own, await queries.lives(of.topic, own), strict=True)
         if live is not None and live.lease is None and live.due_at is not None
     ]
     return _Step(rows, places[ids[-1]] if len(ids) == _CHUNK else None)
 
 
-async def _look_at_leases(queries: Queries, topic: str, state: Asked, place: str) -> _Step:
-    """The leases of a topic, the oldest claim first; there are no more than workers can hold."""
-    passed = _lease_place(place)
-    leases = await queries.leases(topic)
-    held = held_ids(topic, leases, await queries.workers())
-    ids = sorted(
+async def _look_at_leases(queries: Queries, of: _List, place: str) -> _Step:
+    """The leases of a topic, the oldest claim first, or last; there are no more than workers can hold."""
+    leases = await queries.leases(of.topic)
+    held = held_ids(of.topic, leases, await queries.workers())
+    wanted = [
         (lease.fence, id_)
         for id_, lease in leases.items()
-        if state in ("processing", "held" if id_ in held else "running") and (lease.fence, id_) > passed
-    )[: BATCH + 1]
-    lives = await queries.lives(topic, [id_ for _, id_ in ids])
+        if of.state in ("processing", "held" if id_ in held else "running")
+    ]
+    if place:
+        passed = _lease_place(place)
+        wanted = [each for each in wanted if (each < passed if of.reverse else each > passed)]
+    ids = sorted(wanted, reverse=of.reverse)[: BATCH + 1]
+    lives = await queries.lives(of.topic, [id_ for _, id_ in ids])
     rows = [
         _Row(id_, live, f"{at},{id_}", id_ in held)
         for (at, id_), live in zip(ids, lives, strict=True)
@@ -211,14 +242,14 @@ async def _facts(queries: Queries, rows: Sequence[_Row]) -> list[MessageFacts]:
 
 def _pending_place(place: str) -> tuple[Lane, int, str]:
     """A lane, how many of its entries were passed, and the last of them."""
-    name, passed, last = place.split(",", 2) if place else (LANES[0], "0", "")
+    name, passed, last = place.split(",", 2)
     (lane,) = [lane for lane in LANES if lane == name]
     return lane, _number(passed), last
 
 
-def _delayed_place(place: str) -> tuple[str, int]:
+def delayed_place(place: str) -> tuple[str, int]:
     """A due time as the server writes it, and how many messages with that time were passed."""
-    score, passed = place.split(",") if place else ("-inf", "0")
+    score, passed = place.split(",")
     if not _SCORE.fullmatch(score):
         raise ValueError
     return score, _number(passed)
@@ -226,7 +257,7 @@ def _delayed_place(place: str) -> tuple[str, int]:
 
 def _lease_place(place: str) -> tuple[int, str]:
     """The fence and the id of the last lease that was passed."""
-    fence, last = place.split(",", 1) if place else ("0", "")
+    fence, last = place.split(",", 1)
     return _number(fence), last
 
 

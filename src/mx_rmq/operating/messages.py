@@ -98,6 +98,7 @@ class MessageFacts:
                 "message": self.id,
                 "state": self.state,
                 "topic": self.topic,
+                "key": message.key if message else None,
                 "produced": _utc(self.created_at),
                 "due": _utc(self.due_at),
                 "expires": _utc(self.expires_at),
@@ -157,12 +158,13 @@ def message_fields(message: Message | None) -> dict[str, Any]:
     """What a stored message says, as JSON has it; None for all of it if it cannot be read."""
     if message is None:
         return dict.fromkeys(
-            ("payload", "priority", "headers", "created_at", "attempts", "replays", "history")
+            ("payload", "priority", "headers", "key", "created_at", "attempts", "replays", "history")
         )
     return {
         "payload": plain_payload(message),
         "priority": message.priority,
         "headers": dict(message.headers),
+        "key": message.key,
         "created_at": iso(message.created_at),
         "attempts": message.attempts + message.crashes,
         "replays": message.replays,
@@ -181,17 +183,17 @@ def _utc(instant: float | None) -> str | None:
     return None if instant is None else utc(instant)
 
 
-def read_message(body: bytes) -> tuple[Message | None, str]:
-    """The message in stored bytes, or None and why they cannot be read."""
+def read_message(body: bytes, id_: str, topic: str) -> tuple[Message | None, str]:
+    """The message of stored bytes, or None and why they cannot be read."""
     try:
-        return decode_message(body), ""
+        return decode_message(body, id_, topic), ""
     except UnreadableMessage as error:
         return None, str(error) if body else "its bytes are missing"
 
 
 def live_facts(id_: str, live: Live, *, held: bool = False) -> MessageFacts:
     """What is known about a message that is not dead."""
-    message, unreadable = read_message(live.body)
+    message, unreadable = read_message(live.body, id_, live.topic)
     facts = _live_facts(id_, live, message, held=held)
     return replace(facts, unreadable=unreadable, body=live.body) if unreadable else facts
 

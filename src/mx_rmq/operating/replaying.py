@@ -7,6 +7,7 @@ import math
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from mx_rmq.payloads import encode_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed, Restore
 from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.shards import ask_all
 from mx_rmq.storage.store import check_size
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
     from mx_rmq.storage.store import Store
 
 NOT_GIVEN: Final = object()
@@ -60,7 +62,7 @@ async def replay(store: Store, rows: Sequence[DeadRow], payload: Any = NOT_GIVEN
 def _replay(row: DeadRow, payload: Any, max_bytes: int) -> Replay:
     id_ = row.id.decode(errors="replace")
     try:
-        message = decode_message(row.body)
+        message = decode_message(row.body, id_, row.topic.decode(errors="replace"))
     except UnreadableMessage:
         if payload is not NOT_GIVEN:
             raise UnreadableMessage(f"message {id_!r} cannot be edited: its bytes cannot be read") from None
@@ -75,25 +77,23 @@ def _replay(row: DeadRow, payload: Any, max_bytes: int) -> Replay:
     return Replay(id_, new.body, message.priority, message.ttl, row.died_at)
 
 
-async def watch_canaries(shards: list[Shard], ids: Sequence[str], within: float) -> None:
+async def watch_canaries(shards: Shards, ids: Sequence[str], within: float) -> None:
     """Wait until messages that were replayed have ended: they are done, cancelled or dead.
 
     Raises:
         CanaryDied: some died again.
         CanaryUnfinished: some have not ended in time.
     """
-    by_shard: dict[Shard, list[str]] = {}
-    for id_ in ids:
-        by_shard.setdefault(shards[shard_number(id_, len(shards))], []).append(id_)
     clock = asyncio.get_running_loop()
     deadline, pause = clock.time() + within, _LOOKS[0]
     while True:
-        alive = [id_ for shard, own in by_shard.items() for id_ in await _alive(shard, own)]
+        here = await ask_all(shards, partial(_alive, ids))
+        alive = [id_ for id_, *lives in zip(ids, *here, strict=True) if any(lives)]
         if not alive or clock.time() >= deadline:
             break
         await asyncio.sleep(min(pause, max(0.0, deadline - clock.time())))
         pause = min(pause * 1.5, _LOOKS[1])
-    letters = [letter for shard, own in by_shard.items() for letter in await _dead(shard, own)]
+    letters = [letter for some in await ask_all(shards, partial(_dead, ids)) for letter in some]
     if letters:
         raise CanaryDied(tuple(ids), tuple(letters))
     if alive:
@@ -104,12 +104,11 @@ async def watch_canaries(shards: list[Shard], ids: Sequence[str], within: float)
         raise CanaryUnfinished(tuple(ids), waiting, within)
 
 
-async def _alive(shard: Shard, ids: Sequence[str]) -> list[str]:
-    topics = await Queries(shard.operating).topics_of(ids)
-    return [id_ for id_, topic in zip(ids, topics, strict=True) if topic]
+async def _alive(ids: Sequence[str], shard: Shard) -> list[bool]:
+    return [bool(topic) for topic in await Queries(shard.operating).topics_of(ids)]
 
 
-async def _dead(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
+async def _dead(ids: Sequence[str], shard: Shard) -> list[DeadLetter]:
     dead = await DeadQueries(shard.operating).are_dead(ids)
     found = [id_.encode() for id_, is_dead in zip(ids, dead, strict=True) if is_dead]
     return [letter_of(row) async for rows in with_bodies(shard.operating, found) for row in rows]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.events import Event
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
     from mx_rmq.storage.subscription import Subscription
 
 _RENEW: Final = LASTS / 4
@@ -82,7 +83,7 @@ def kinds_of(wanted: Iterable[str | type[Event]]) -> list[type[Event]]:
 
 
 async def tail(
-    shards: Sequence[Shard],
+    shards: Shards,
     topic: str | None,
     kinds: Sequence[type[Event]],
     *,
@@ -95,7 +96,7 @@ async def tail(
         await refuse_unknown_topic(shards, topic, handled)
     names = tuple(sorted(str(kind.__struct_config__.tag) for kind in kinds))
     heard = _Ear(queue, topic, frozenset(names))
-    hearing = _Hearing(shards[0], Want(names, topic), heard)
+    hearing = _Hearing(shards.base, Want(names, topic), heard)
     waits, away_since = GrowingWait(), None
     try:
         await hearing.begin()
@@ -109,7 +110,7 @@ async def tail(
                     yield TailEvent(time.time(), "", back)
                 await hearing.some()
             except ServerUnavailable as error:
-                if shards[0].is_closed:
+                if shards.base.is_closed:
                     return
                 if away_since is None:
                     away_since = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id, check_topic
@@ -10,12 +11,13 @@ from mx_rmq.errors import UnknownTopic
 from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Cancelled
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.shards import ask_all, ask_those_there, find_first
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _PAGE = 500
 """Delayed messages read in one call."""
@@ -31,58 +33,77 @@ class Topics:
         handled: the topics that have a handler in this process.
     """
 
-    def __init__(self, shards: Sequence[Shard], handled: Collection[str] = ()) -> None:
+    def __init__(self, shards: Shards, handled: Collection[str] = ()) -> None:
         self._shards = shards
         self._handled = handled
 
     async def cancel(self, id_: str) -> bool:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
         id_ = check_id(id_)
-        shard = self._shards[shard_number(id_, len(self._shards))]
-        return await shard.operating.cancel([id_]) == [Cancelled.CANCELLED]
+
+        async def cancel(shard: Shard) -> Cancelled | None:
+            (end,) = await shard.operating.cancel([id_])
+            return None if end is Cancelled.GONE else end
+
+        return await find_first(await self._shards.now(), id_, cancel) is Cancelled.CANCELLED
 
     async def cancel_many(self, ids: Iterable[str]) -> int:
         """Withdraw messages that have not started; returns how many there were."""
-        by_shard: dict[Shard, list[str]] = {}
-        for id_ in map(check_id, ids):
-            by_shard.setdefault(self._shards[shard_number(id_, len(self._shards))], []).append(id_)
-        cancelled = 0
-        for shard, own in by_shard.items():
+        shards, cancelled = await self._shards.now(), 0
+        left = dict.fromkeys(map(check_id, ids))
+
+        async def cancel(shard: Shard, own: Sequence[str]) -> None:
+            nonlocal cancelled
             for start in range(0, len(own), BATCH):
-                ends = await shard.operating.cancel(own[start : start + BATCH])
-                cancelled += ends.count(Cancelled.CANCELLED)
+                some = own[start : start + BATCH]
+                for id_, end in zip(some, await shard.operating.cancel(some), strict=True):
+                    cancelled += end is Cancelled.CANCELLED
+                    if end is not Cancelled.GONE:
+                        left.pop(id_, None)
+
+        by_shard: dict[Shard, list[str]] = {}
+        for id_ in left:
+            by_shard.setdefault(shards.home(id_), []).append(id_)
+        await ask_all(by_shard, lambda shard: cancel(shard, by_shard[shard]))
+        if left and not shards.is_one:  # with a key they are elsewhere
+            rest = list(left)
+            await ask_all(shards, lambda shard: cancel(shard, [id_ for id_ in rest if id_ in left]))
         return cancelled
 
     async def pause(self, topic: str) -> None:
         """Stop the delivery of a topic."""
         topic = check_topic(topic)
-        await refuse_unknown_topic(self._shards, topic, self._handled)
-        for shard in self._shards:
-            await shard.operating.pause(topic)
+        shards = await self._shards.now()
+        await refuse_unknown_topic(shards, topic, self._handled)
+        await ask_all(shards, lambda shard: shard.operating.pause(topic))
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
         topic = check_topic(topic)
-        resumed = [await shard.operating.resume(topic) for shard in self._shards]
-        if not any(resumed):
-            await refuse_unknown_topic(self._shards, topic, self._handled)
+        shards = await self._shards.now()
+        if not any(await ask_all(shards, lambda shard: shard.operating.resume(topic))):
+            await refuse_unknown_topic(shards, topic, self._handled)
 
-    async def purge(self, topic: str) -> int:
+    async def purge(self, topic: str, progress: Callable[[int], None] | None = None) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""
         topic = check_topic(topic)
+        shards = await self._shards.now()
         purged = 0
-        for shard in self._shards:
-            left = 1
-            while left:
-                gone, left = await shard.operating.purge(topic)
+
+        async def purge(shard: Shard) -> None:
+            nonlocal purged
+            async for gone in _purge(shard, topic):
                 purged += gone
-            purged += await _purge_delayed(shard, topic)
+                if progress is not None:
+                    progress(purged)
+
+        await ask_all(shards, purge)
         if not purged:
-            await refuse_unknown_topic(self._shards, topic, self._handled)
+            await refuse_unknown_topic(shards, topic, self._handled)
         return purged
 
 
-async def refuse_unknown_topic(shards: Sequence[Shard], topic: str, handled: Collection[str]) -> None:
+async def refuse_unknown_topic(shards: Shards, topic: str, handled: Collection[str]) -> None:
     """Refuse a topic that is neither produced to nor served, so that a misspelt one does not pass.
 
     Args:
@@ -94,15 +115,15 @@ async def refuse_unknown_topic(shards: Sequence[Shard], topic: str, handled: Col
         UnknownTopic: names the closest one.
     """
     known = set(handled)
-    for shard in shards:
-        queries = Queries(shard.operating)
-        if topic in known or await queries.knows(topic):
-            return
-        known |= {served for worker in await queries.workers() for served in worker.topics}
     if topic in known:
         return
-    for shard in shards:
-        known |= set(await Queries(shard.operating).topics())
+    asked, missing = await ask_those_there(await shards.now(), partial(_knows, topic))
+    if missing or any(knows for knows, _ in asked):  # what a shard knows that does not answer is not known
+        return
+    known = known.union(*(served for _, served in asked))
+    if topic in known:
+        return
+    known = known.union(*await ask_all(shards, lambda shard: Queries(shard.operating).topics()))
     close = difflib.get_close_matches(topic, known, 1)
     if close:
         hint = f"did you mean {close[0]!r}?"
@@ -115,27 +136,42 @@ async def refuse_unknown_topic(shards: Sequence[Shard], topic: str, handled: Col
     raise UnknownTopic(f"there is no topic {topic!r}: {why}; {hint}")
 
 
-async def topic_names(shards: Sequence[Shard]) -> list[str]:
+async def _knows(topic: str, shard: Shard) -> tuple[bool, set[str]]:
+    """Whether a shard knows a topic, and which topics its workers serve, if it does not."""
+    queries = Queries(shard.operating)
+    if await queries.knows(topic):
+        return True, set()
+    return False, {served for worker in await queries.workers() for served in worker.topics}
+
+
+async def topic_names(shards: Shards) -> list[str]:
     """The names of all topics that were produced to and are not forgotten, or are paused."""
-    names: set[str] = set()
-    for shard in shards:
-        names |= await Queries(shard.operating).topic_names()
-    return sorted(names)
+    names = await ask_all(await shards.now(), lambda shard: Queries(shard.operating).topic_names())
+    return sorted(set[str]().union(*names))
 
 
-async def queue_names(shards: Sequence[Shard]) -> list[str]:
+async def queue_names(shards: Shards) -> list[str]:
     """The names of all queues on the servers of the shards."""
-    names: set[str] = set()
-    for shard in shards:
-        names |= await Queries(shard.operating).queues()
-    return sorted(names)
+    servers = {shard.server: shard for shard in await shards.now()}
+    names = await ask_all(servers.values(), lambda shard: Queries(shard.operating).queues())
+    return sorted(set[str]().union(*names))
 
 
-async def _purge_delayed(shard: Shard, topic: str) -> int:
-    queries, start, purged = Queries(shard.operating), 0, 0
+async def _purge(shard: Shard, topic: str) -> AsyncIterator[int]:
+    """Withdraw messages of a topic, some at a time; yields how many these were."""
+    left = 1
+    while left:
+        gone, left = await shard.operating.purge(topic)
+        yield gone
+    async for gone in _purge_delayed(shard, topic):
+        yield gone
+
+
+async def _purge_delayed(shard: Shard, topic: str) -> AsyncIterator[int]:
+    """Withdraw delayed messages of a topic, some at a time; yields how many these were."""
+    queries, start = Queries(shard.operating), 0
     while ids := await queries.delayed_ids(start, _PAGE):
         own = [id_ for id_, of in zip(ids, await queries.topics_of(ids), strict=True) if of == topic]
         cancelled = (await shard.operating.cancel(own)).count(Cancelled.CANCELLED) if own else 0
-        purged += cancelled
+        yield cancelled
         start += len(ids) - cancelled
-    return purged

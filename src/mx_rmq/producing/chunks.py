@@ -1,30 +1,38 @@
-"""``produce_many``: messages in chunks, each stored whole or not at all, two under way at a time."""
+"""``produce_many``: messages in chunks, each stored whole or not at all, two under way on each shard."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.errors import ServerUnavailable
+from mx_rmq.producing.placing import NotSent
 from mx_rmq.storage.resend import is_unavailable, resend
-from mx_rmq.storage.shard import Shard, shard_number
+from mx_rmq.storage.store import Sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.producing.calls import Calls
+    from mx_rmq.producing.placing import Placing
     from mx_rmq.receipt import Receipt
     from mx_rmq.storage.contract import NewMessage
+    from mx_rmq.storage.layout import Layout
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _CHUNK: Final = 200
 """Messages in a chunk; in a larger chunk each message costs the server more."""
 LONG_CHUNK: Final = 500
 """Messages in a chunk where the sender waits for each reply: fewer calls, fewer waits."""
 _UNDER_WAY: Final = 2
-"""Chunks of one ``produce_many`` under way at a time."""
+"""Chunks of one ``produce_many`` under way on a shard at a time."""
+_GLANCE: Final = 0.1
+"""Seconds between two looks whether the shard that holds a ``produce_many`` up still answers."""
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
@@ -35,12 +43,14 @@ class Chunks:
         config: of the queue.
         shards: where to store messages.
         calls: names and numbers the calls.
+        placing: finds the shard of each message.
     """
 
-    def __init__(self, config: Config, shards: Sequence[Shard], calls: Calls) -> None:
+    def __init__(self, config: Config, shards: Shards, calls: Calls, placing: Placing) -> None:
         self._config = config
         self._shards = shards
         self._calls = calls
+        self._placing = placing
         self._tasks: set[asyncio.Task[list[Receipt]]] = set()
         self._closed = False
 
@@ -50,41 +60,31 @@ class Chunks:
         The next chunk is made while others are under way. So the server has no pauses, and an endless
         iterable does not fill the memory with messages.
         """
-        receipts: list[Receipt] = []
-        under_way: deque[_Chunk] = deque()
-        latest: dict[Shard, _Chunk] = {}
-        names = cycle([self._calls.name() for _ in range(_UNDER_WAY)])
-        unsent: dict[Shard, list[NewMessage]] = defaultdict(list)
-
-        async def send(shard: Shard) -> None:
-            if len(under_way) == _UNDER_WAY:
-                receipts.extend(await under_way.popleft().sent)
-            chunk = _Chunk(shard, topic, next(names), unsent.pop(shard))
-            self._send_soon(chunk, latest.get(shard))
-            under_way.append(chunk)
-            latest[shard] = chunk
-            await asyncio.sleep(0)  # lets the chunk be sent while the next one is made
-
+        sending = _Sending(self, topic)
         try:
             for message in messages:
-                shard = self._shards[shard_number(message.id, len(self._shards))]
-                waiting = unsent[shard]
-                waiting.append(message)
-                if is_full(waiting, _CHUNK if message.durability == "memory" else LONG_CHUNK):
-                    await send(shard)
-            for shard in list(unsent):
-                await send(shard)
-            while under_way:
-                receipts.extend(await under_way.popleft().sent)
+                await sending.add(message)
+            await sending.flush()
         except asyncio.CancelledError:
-            for chunk in under_way:
-                chunk.sent.cancel()
+            sending.cancel()
             raise
         finally:
-            await asyncio.gather(*[chunk.sent for chunk in under_way], return_exceptions=True)
-        if len(self._shards) > 1:
-            receipts.sort()  # ids grow in the order in which they are made
-        return receipts
+            await sending.ended()
+        return sending.in_order()
+
+    def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
+        """The shard for a message, and the message as it is stored there."""
+        shards = self._shards
+        return (shards[0], message) if shards.is_one else self._placing.place(message)
+
+    @property
+    def layout(self) -> Layout:
+        """Which shards there are, as far as that is known."""
+        return self._shards.layout
+
+    def name(self) -> str:
+        """A new name of a producer, for calls that are under way one at a time."""
+        return self._calls.name()
 
     def refuse(self) -> None:
         """Send no further chunk."""
@@ -95,7 +95,8 @@ class Chunks:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _send_soon(self, chunk: _Chunk, before: _Chunk | None) -> None:
+    def send_soon(self, chunk: _Chunk, before: _Chunk | None) -> None:
+        """Send a chunk, behind the one before it on its shard."""
         if self._closed:
             raise ServerUnavailable("the queue was closed in the middle of produce_many")
         chunk.sent = asyncio.create_task(self._send_in_order(chunk, before))
@@ -116,6 +117,13 @@ class Chunks:
                 await before.sent
             chunk.leaves()
 
+        async def again() -> list[Receipt]:
+            """Send the messages, of which none was stored here, to the shards that take them now."""
+            if before is not None:
+                await asyncio.wait([before.sent])
+                before.sent.result()
+            return await self._send_elsewhere(chunk)
+
         async def attempt() -> list[Receipt]:
             try:
                 if before is not None and before.sent.done():
@@ -131,12 +139,135 @@ class Chunks:
         def passes(error: Exception) -> bool:
             return is_unavailable(error) and (before is None or not before.failed)
 
-        return await resend(
-            attempt,
-            patience=self._config.patience,
-            passes=passes,
-            within=self._calls.longest(durability),
-        )
+        def failed(error: Exception, _wait: float) -> None:
+            if len(self._shards) > 1:
+                self._placing.lost(chunk.shard, error)
+
+        try:
+            first = chunk.messages[0]
+            if len(self._shards) > 1 and not first.is_bound:
+                await self._placing.reach(chunk.shard)
+            elif self._shards.older and first.key:  # the same for all of them
+                prepare = partial(self._placing.before, chunk.shard, chunk.topic, first)
+                await resend(prepare, patience=self._config.patience)
+            return await resend(
+                attempt,
+                patience=self._config.patience,
+                passes=passes,
+                within=self._calls.longest(durability),
+                failed=failed,
+            )
+        except NotSent:
+            return await again()
+        except Sealed:
+            await self._placing.relearn(chunk.shard)
+            return await again()
+        except ServerUnavailable as error:
+            raise chunk.shard.named(error) from error
+
+    async def _send_elsewhere(self, chunk: _Chunk) -> list[Receipt]:
+        """Send the messages of a chunk again, each to the shard that is its own now."""
+        sending = _Sending(self, chunk.topic, chunk.first_ids)
+        try:
+            for message in chunk.messages:
+                await sending.add(message)
+            await sending.flush()
+        finally:
+            await sending.ended()
+        return sending.receipts
+
+
+class _Sending:
+    """One ``produce_many`` under way.
+
+    Args:
+        chunks: sends its chunks.
+        topic: of all messages.
+        first_ids: the first id of each message that got another one.
+    """
+
+    def __init__(self, chunks: Chunks, topic: str, first_ids: dict[str, str] | None = None) -> None:
+        self.receipts: list[Receipt] = []
+        self._moved = False
+        """Whether there were other shards at the end than at first."""
+        self._first_ids: dict[str, str] = {} if first_ids is None else first_ids
+        self._chunks = chunks
+        self._topic = topic
+        self._layout = chunks.layout
+        self._under_way: dict[Shard, deque[_Chunk]] = defaultdict(deque)
+        self._latest: dict[Shard, _Chunk] = {}
+        self._names: dict[Shard, Iterator[str]] = {}
+        self._unsent: dict[Shard, list[NewMessage]] = defaultdict(list)
+
+    async def add(self, message: NewMessage) -> None:
+        """Put a message into the next chunk of its shard; sends the chunk if it is full."""
+        if self._layout is not self._chunks.layout:
+            await self._follow_layout()
+        shard, placed = self._chunks.place(message)
+        if placed is not message:
+            self._first_ids[placed.id] = self._first_ids.get(message.id, message.id)
+            message = placed
+        waiting = self._unsent[shard]
+        waiting.append(message)
+        if is_full(waiting, _CHUNK if message.durability == "memory" else LONG_CHUNK):
+            await self._send(shard)
+
+    async def flush(self) -> None:
+        """Send what is left, and wait until everything is stored."""
+        while self._unsent:
+            for shard in list(self._unsent):
+                await self._send(shard)
+        for under_way in self._under_way.values():
+            while under_way:
+                self.receipts.extend(await under_way.popleft().sent)
+
+    def in_order(self) -> list[Receipt]:
+        """The receipts in the order of the messages: ids grow in the order in which they are made."""
+        if self._moved or len(self._names) > 1:
+            self.receipts.sort(key=lambda receipt: self._first_ids.get(receipt, receipt))
+        return self.receipts
+
+    def cancel(self) -> None:
+        """Send no more."""
+        for under_way in self._under_way.values():
+            for chunk in under_way:
+                chunk.sent.cancel()
+
+    async def ended(self) -> None:
+        """Wait for what is under way, however it ends."""
+        chunks = [chunk.sent for under_way in self._under_way.values() for chunk in under_way]
+        await asyncio.gather(*chunks, return_exceptions=True)
+
+    async def _send(self, shard: Shard) -> None:
+        under_way = self._under_way[shard]
+        if len(under_way) == _UNDER_WAY and not await self._room(shard, under_way):
+            for message in self._unsent.pop(shard):
+                await self.add(message)
+            return
+        if shard not in self._names:
+            self._names[shard] = cycle([self._chunks.name() for _ in range(_UNDER_WAY)])
+        messages = self._unsent.pop(shard)
+        chunk = _Chunk(shard, self._topic, next(self._names[shard]), messages, self._first_ids)
+        self._chunks.send_soon(chunk, self._latest.get(shard))
+        under_way.append(chunk)
+        self._latest[shard] = chunk
+        await asyncio.sleep(0)  # lets the chunk be sent while the next one is made
+
+    async def _room(self, shard: Shard, under_way: deque[_Chunk]) -> bool:
+        """Wait until a shard has room for a chunk; False if the messages should go to another shard."""
+        oldest = under_way[0].sent
+        while not oldest.done():
+            await asyncio.wait([oldest], timeout=_GLANCE if shard.name else None)
+            if not oldest.done() and self._chunks.place(self._unsent[shard][0])[0] is not shard:
+                return False
+        self.receipts.extend(await under_way.popleft().sent)
+        return True
+
+    async def _follow_layout(self) -> None:
+        """Go on with other shards only when everything is stored that came before."""
+        self._layout = self._chunks.layout
+        self._moved = True
+        await self.flush()
 
 
 class _Chunk:
@@ -144,11 +275,19 @@ class _Chunk:
 
     sent: asyncio.Task[list[Receipt]]
 
-    def __init__(self, shard: Shard, topic: str, producer: str, messages: list[NewMessage]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        topic: str,
+        producer: str,
+        messages: list[NewMessage],
+        first_ids: dict[str, str],
+    ) -> None:
         self.shard = shard
         self.topic = topic
         self.producer = producer
         self.messages = messages
+        self.first_ids = first_ids
         self.connection = 0
         """Number of the connection on which the next chunk may follow at once; 0 if it must wait."""
 

@@ -13,6 +13,7 @@ from mx_rmq.checks import (
     Duration,
     check_choice,
     check_id,
+    check_key,
     check_seconds,
     check_topic,
     is_number,
@@ -23,7 +24,7 @@ from mx_rmq.checks import (
 from mx_rmq.config import DURABILITIES, Durability
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.limits import LONGEST_MEMORY
-from mx_rmq.message import FORMAT, LANES, Lane, Message, encode_message
+from mx_rmq.message import LANES, Lane, Message, encode_message
 from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.produce_options import DEFAULT, MessageId, ProduceOptions, Ttl
 from mx_rmq.producing.ids import new_id
@@ -41,6 +42,9 @@ _ELSEWHERE: Final = {
     "expires": "ttl",
     "expiration": "ttl",
     "id": "message_id",
+    "partition_key": "key",
+    "routing_key": "key",
+    "group_id": "key",
     "task_id": "message_id",
     "keep_result": "remember",
     "result_ttl": "remember",
@@ -67,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     delay: float
     durability: Durability
     remember_for: float | None = None
+    key: str = ""
 
     def message(self, payload: Any) -> NewMessage:
         """Make a message that can be stored.
@@ -76,12 +81,10 @@ class Options(msgspec.Struct, frozen=True, gc=False):
         """
         id_ = self.message_id or new_id()
         unstored = Message(
-            v=FORMAT,
-            id=id_,
-            topic=self.topic,
             payload=payload.raw if type(payload) is Encoded else encode_payload(payload),
             priority=self.priority,
             headers=self.headers,
+            key=self.key,
             created_at=time.time_ns() // 1_000_000 / 1000,
             ttl=self.ttl,
             dedup_for=self.dedup_for,
@@ -91,9 +94,18 @@ class Options(msgspec.Struct, frozen=True, gc=False):
         try:
             body = encode_message(unstored)
         except UnicodeEncodeError as error:
-            check_topic(self.topic)
             raise InvalidPayload(f"a header cannot be written as JSON: {error}") from error
-        return NewMessage(id_, body, self.priority, self.ttl, self.delay, self.durability, time.monotonic())
+        return NewMessage(
+            id_,
+            body,
+            self.priority,
+            self.ttl,
+            self.delay,
+            self.durability,
+            time.monotonic(),
+            self.key,
+            self.message_id is not None,
+        )
 
 
 def check_options(
@@ -109,6 +121,7 @@ def check_options(
     dedup_for: Duration = 0.0,
     remember: Duration | None = None,
     durability: Durability | None = None,
+    key: MessageId | None = None,
 ) -> Options:
     """Check every option of a produce call.
 
@@ -143,7 +156,8 @@ def check_options(
     if message_id is not None:
         message_id = check_id(message_id)
     copied = {} if headers is None else checked_headers(headers)
-    return Options(topic, message_id, priority, copied, lifetime, kept, wait, durability, memory)
+    label = "" if key is None else check_key(key)
+    return Options(topic, message_id, priority, copied, lifetime, kept, wait, durability, memory, label)
 
 
 def refuse_unknown_options(names: Iterable[str]) -> None:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_topic
-from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
 from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
-from mx_rmq.receipt import Receipt
+from mx_rmq.producing.placing import USER, id_for, with_id
+from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.layout import ONE, Layout
 from mx_rmq.storage.locate import Address
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.store import Store
+from mx_rmq.storage.shards import settled_layout
+from mx_rmq.storage.store import Sealed, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -30,15 +39,14 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config, Durability
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
     from mx_rmq.producing.middleware import ProduceMiddleware
-    from mx_rmq.receipt import Stored
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Commands, NewStore
 
 
 R = TypeVar("R")
 
-_USER: Final = "producer"
-"""How the server's availability knows producers."""
+_AWAY: Final = 1.0
+"""Seconds for which a shard that could not be reached is passed over."""
 
 
 class SyncProducer:
@@ -61,11 +69,15 @@ class SyncProducer:
         self._config = config
         self._fit = fit
         self._layers = layers
-        self._address = address or Address(config.url)
-        self._stores: list[dict[Durability, Store]] = []
-        self._connections: list[BlockingConnections] = []
+        self._address = address or Address(config.server)
+        self._shards: list[_SyncShard] = []
+        """Of the current generation; empty while it is closed."""
+        self._older: list[list[_SyncShard]] = []
+        """Of older generations, the latest first."""
+        self._prepared: set[tuple[_SyncShard, str]] = set()
+        """Older shards that are sealed, and shards on which a topic is held; see ``Placing.before``."""
+        self._base: _SyncShard | None = None
         self._calls = Calls(config)
-        self._availability = Availability(config.shown_url, config.name)
         self._names: list[str] = []
         """Producer names that have no call under way."""
         self._new_store: NewStore = Store
@@ -118,16 +130,17 @@ class SyncProducer:
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
         with self._address.lock:
-            for connections in self._connections:
-                connections.close()
-            self._stores, self._connections = [], []
+            older = [shard for some in self._older for shard in some]
+            for shard in {*self._shards, *older, *([self._base] if self._base else [])}:
+                shard.close()
+            self._shards, self._older, self._base = [], [], None
+            self._prepared.clear()
             self._address.leave(self)
 
     def use(self, config: Config, address: Address, new_store: NewStore) -> None:
         """Use another server from now on; the connections to this one are closed."""
         self.close()
         self._config, self._address, self._new_store = config, address, new_store
-        self._availability = Availability(config.shown_url, config.name)
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -167,22 +180,66 @@ class SyncProducer:
         return check_options(self._config, topic, **options).message(self._fit(topic, payload))
 
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
-        stores = self._stores or self._open()
-        places: dict[int, list[int]] = {}
-        for place, message in enumerate(messages):
-            places.setdefault(shard_number(message.id, len(stores)), []).append(place)
+        shards = self._shards or self._open()
+        if len(shards) == 1:
+            try:
+                return self._resend(shards[0], topic, messages)
+            except Sealed:
+                self._relearn(shards)
+                return self._send(topic, messages)
+        placed = [_placed(message, shards) for message in messages]
+        places: dict[_SyncShard, list[int]] = {}
+        for place, (shard, _) in enumerate(placed):
+            places.setdefault(shard, []).append(place)
         receipts: dict[int, Receipt] = {}
-        for number, own in places.items():
-            statuses = self._resend(stores[number], topic, [messages[place] for place in own])
-            for place, status in zip(own, statuses, strict=True):
-                receipts[place] = Receipt.of(messages[place].id, status)
+
+        def send(shard: _SyncShard) -> None:
+            own = places[shard]
+            try:
+                stored = self._resend(shard, topic, [placed[place][1] for place in own])
+            except Sealed:
+                self._relearn(shards)
+                stored = self._send(topic, [placed[place][1] for place in own])
+            receipts.update(zip(own, stored, strict=True))
+
+        if len(places) == 1:
+            send(next(iter(places)))
+        else:
+            with ThreadPoolExecutor(len(places)) as threads:  # to all shards at once
+                for done in [threads.submit(copy_context().run, send, shard) for shard in places]:
+                    done.result()
         return [receipts[place] for place in range(len(messages))]
 
-    def _resend(
-        self, stores: dict[Durability, Store], topic: str, messages: Sequence[NewMessage]
-    ) -> list[Stored]:
+    def _before(self, shard: _SyncShard, topic: str, message: NewMessage) -> Stored:
+        """Do what ``Placing.before`` does."""
+        leader = message.key or message.id
+        for some in self._older:
+            older = some[shard_number(leader, len(some))]
+            if (older, "") not in self._prepared:
+                run_blocking(older.store.seal())
+                self._prepared = {each for each in self._prepared if not each[1]} | {(older, "")}
+            if message.has_own_id:
+                (taken,) = run_blocking(older.store.taken([message.id]))
+                if taken is not Stored.STORED:
+                    return taken
+        if message.key and (shard, topic) not in self._prepared:
+            run_blocking(shard.store.hold(topic))
+            self._prepared.add((shard, topic))
+        return Stored.STORED
+
+    def _resend(self, shard: _SyncShard, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
         """Send one call; it has a name, so that sending it again stores nothing twice."""
-        store = stores[messages[0].durability]
+        first = messages[0]
+        if self._older and first.is_bound:
+            taken = resend_blocking(
+                lambda: self._before(shard, topic, first),
+                patience=self._config.patience,
+                within=self._config.socket_timeout,
+                failed=partial(shard.failed, patience=self._config.patience),
+            )
+            if taken is not Stored.STORED:
+                return [Receipt.of(first.id, taken)]
+        store = shard.stores[messages[0].durability]
         produce = store.produce_delayed if messages[0].delay else store.produce
         with self._name() as producer:
             call = self._calls.number()  # after the name is taken: the numbers of a name must grow
@@ -191,17 +248,16 @@ class SyncProducer:
                     lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
                     patience=self._config.patience,
                     within=self._calls.longest(messages[0].durability),
-                    failed=self._on_failure,
+                    failed=partial(shard.failed, patience=self._config.patience),
                 )
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
-            self._availability.back(_USER)
+            except ServerUnavailable as error:
+                raise shard.named(error) from error
+            shard.availability.back(USER)
             if heard(MessagesProduced):
                 self._calls.tell(topic, stored)
-            return stored
-
-    def _on_failure(self, error: Exception) -> None:
-        self._availability.lost(_USER, error, f"trying for {self._config.patience:g} s")
+            return [Receipt.of(message.id, how) for message, how in zip(messages, stored, strict=True)]
 
     @contextmanager
     def _name(self) -> Iterator[str]:
@@ -216,20 +272,114 @@ class SyncProducer:
         yield name
         names.append(name)
 
-    def _open(self) -> list[dict[Durability, Store]]:
-        config = self._config
+    def _open(self) -> list[_SyncShard]:
         with self._address.lock:
-            if not self._stores:
-                url = self._address.enter(self)
-                revive = self._address.revive if config.url.startswith("embedded:") else None
-                plain = BlockingConnections(url, config.socket_timeout, revive=revive)
-                waiting = BlockingConnections(
-                    url, config.socket_timeout, waits=config.durability_timeout, revive=revive
+            if not self._shards:
+                self._address.enter(self)
+                base = self._base = self._new_shard("")
+                try:
+                    self._use(self._layout(base))
+                except BaseException:
+                    self.close()
+                    raise
+            return self._shards
+
+    def _use(self, layout: Layout) -> None:
+        assert self._base is not None
+        known = {shard.name: shard for shard in (*self._shards, self._base)}
+        self._shards, *self._older = [
+            [known.get(name) or self._new_shard(name) for name in each.names]
+            for each in reversed(layout.generations)
+        ]
+
+    def _layout(self, base: _SyncShard) -> Layout:
+        """The queue's layout; written first if the queue is new and the program wants a number of shards."""
+        wanted = self._config.shards
+        if wanted is None:
+            return ONE  # a queue with several shards refuses the first message, and the layout is read then
+        layout, is_new = resend_blocking(
+            lambda: run_blocking(settled_layout(base.store, wanted)),
+            patience=self._config.patience,
+            within=self._config.socket_timeout,
+            failed=partial(base.failed, patience=self._config.patience),
+        )
+        if is_new and wanted > 1:
+            for name in layout.current.names:
+                with suppress(MxRmqError):  # no message needs the copies
+                    store = self._new_shard(name).store
+                    run_blocking(store.set_layout("", str(layout)))
+        return layout
+
+    def _relearn(self, sealed: list[_SyncShard]) -> None:
+        """Read the layout after a shard refused messages because the queue has another one."""
+        with self._address.lock:
+            base = self._base
+            if self._shards is not sealed or base is None:
+                return  # another thread has done it
+            text = resend_blocking(
+                lambda: run_blocking(Queries(base.store).layout()),
+                patience=self._config.patience,
+                within=self._config.socket_timeout,
+                failed=partial(base.failed, patience=self._config.patience),
+            )
+            layout = Layout.parse(text)
+            if layout is None or {*layout.current.names} & {shard.name for shard in sealed}:
+                raise StoreError(
+                    f"shards of queue {self._config.name!r} take no messages, but the layout {text!r} still "
+                    "has them; set the layout right"
                 )
-                self._connections = [plain, waiting]
-                keys = Keys(config.name)
-                commands: dict[Durability, Commands] = {"memory": plain}
-                commands |= {durability: wait(waiting, keys, config) for durability, wait in WAITS.items()}
-                new = partial(self._new_store, max_bytes=config.max_bytes, history=config.history)
-                self._stores = [{name: new(each, keys) for name, each in commands.items()}]
-            return self._stores
+            self._use(layout)
+
+    def _new_shard(self, name: str) -> _SyncShard:
+        return _SyncShard(self._address, self._config, name, self._new_store)
+
+
+class _SyncShard:
+    """The connections and stores of one shard, for blocking calls."""
+
+    def __init__(self, address: Address, config: Config, name: str, new_store: NewStore) -> None:
+        self.name = name
+        self._shown = config.shown_url
+        self.availability = Availability(f"{self._shown}, shard {name}" if name else self._shown, config.name)
+        self._away_until = -inf
+        place = address.place(Keys(config.name, name).prefix)
+        self.keys = Keys(config.name, name, in_cluster=place.in_cluster)
+        plain = BlockingConnections(place, config.socket_timeout)
+        waiting = BlockingConnections(place, config.socket_timeout, waits=config.durability_timeout)
+        self._connections = [plain, waiting]
+        commands: dict[Durability, Commands] = {"memory": plain}
+        commands |= {durability: wait(waiting, self.keys, config) for durability, wait in WAITS.items()}
+        new = partial(new_store, max_bytes=config.max_bytes, history=config.history)
+        self.stores = {kind: new(each, self.keys) for kind, each in commands.items()}
+        self.store = self.stores["memory"]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it could be used the last time, or it is time to try it again."""
+        return not self.availability.away or monotonic() >= self._away_until
+
+    def failed(self, error: Exception, *, patience: float) -> None:
+        """Note that a call failed."""
+        self._away_until = monotonic() + _AWAY
+        self.availability.lost(USER, error, f"trying for {patience:g} s")
+
+    def named(self, error: ServerUnavailable) -> ServerUnavailable:
+        """The error, with the name of the shard and its server if the queue has several."""
+        return ServerUnavailable(f"shard {self.name} at {self._shown}: {error}") if self.name else error
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connections in self._connections:
+            connections.close()
+
+
+def _placed(message: NewMessage, shards: Sequence[_SyncShard]) -> tuple[_SyncShard, NewMessage]:
+    """The shard for a message; without key and id of its own it goes to one that answers."""
+    shard = shards[shard_number(message.key or message.id, len(shards))]
+    if message.is_bound or shard.is_well:
+        return shard, message
+    well = [number for number, each in enumerate(shards) if each.is_well]
+    if not well:
+        return shard, message
+    number = random.choice(well)  # noqa: S311 - spreads messages, not for security
+    return shards[number], with_id(message, id_for(number, len(shards)))

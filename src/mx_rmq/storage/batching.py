@@ -130,6 +130,16 @@ class Batcher(Generic[Item, Result]):
                 self._items.append(item)
                 self._futures.append(future)
 
+    def turn_away(self, which: Callable[[Item], bool], error: Exception) -> None:
+        """Raise *error* to the callers of those waiting items for which *which* is true; none was sent."""
+        waiting, self._items, self._futures = list(zip(self._items, self._futures, strict=True)), [], []
+        for item, future in waiting:
+            if future is not None and which(item):
+                _fail(future, error)
+            else:
+                self._items.append(item)
+                self._futures.append(future)
+
     def shrink(self) -> None:
         """Send smaller batches, after one was lost while being sent. Each success makes them larger again."""
         self._bound = max(_LEAST_WEIGHT, self._bound // 2)

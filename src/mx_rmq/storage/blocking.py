@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis import ConnectionPool
 from redis.exceptions import (
+    AskError,
+    AuthenticationError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
+    NoPermissionError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -19,20 +23,31 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mx_rmq.errors import ServerUnavailable
-from mx_rmq.storage.locate import connections, no_connection
-from mx_rmq.storage.replies import DEMOTED, NOT_NOW
+from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.storage.diagnosis import diagnose, is_puzzling
+from mx_rmq.storage.inquiry import BlockingInquiry
+from mx_rmq.storage.opening import connections, no_connection
+from mx_rmq.storage.place import place_of
+from mx_rmq.storage.replies import DEMOTED, NOT_NOW, asks_for_password
 from mx_rmq.storage.resend import too_late
 from mx_rmq.storage.sockets import forget_unsent, outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator
+
+    from mx_rmq.storage.place import Place, Spot
 
 R = TypeVar("R")
 
 # The "not now" replies for which redis-py has a class; it removes the prefix of their text.
-_NOT_NOW: Final = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
-_DEMOTED: Final = (MasterDownError, ReadOnlyError)
+_NOT_NOW: Final[dict[type[ResponseError], str]] = {
+    MovedError: "MOVED",  # first: it is an AskError too
+    AskError: "ASK",
+    ClusterDownError: "CLUSTERDOWN",
+    MasterDownError: "MASTERDOWN",
+    ReadOnlyError: "READONLY",
+    TryAgainError: "TRYAGAIN",
+}
 _PIECE: Final = 64 * 1024
 """Bytes per write; each write has the whole timeout."""
 
@@ -63,24 +78,20 @@ class BlockingConnections:
     own pool is not: a lock that was held during the fork stays held in the child.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        place: where the primary is; the URL of one server stands for that server.
         timeout: seconds without an answer after which a connection counts as dead.
         waits: how many seconds longer a command may take because it asks the server to wait.
-        revive: restarts a server that is gone, if possible, and returns its URL.
     """
 
-    def __init__(
-        self, url: str, timeout: float, *, waits: float = 0.0, revive: Callable[[], str] | None = None
-    ) -> None:
-        self._url = url
+    def __init__(self, place: Place | str, timeout: float, *, waits: float = 0.0) -> None:
+        self._place = place_of(place)
         self._timeout = timeout + waits
-        self._settings = {
-            "socket_timeout": timeout + waits,
-            "socket_connect_timeout": timeout,
-            "retry": None,
-        }
-        self._maker = connections(ConnectionPool, url, **self._settings)
-        self._revive = revive
+        self._open_timeout = timeout * self._place.share
+        self._inquiry = BlockingInquiry(timeout)
+        self._made: tuple[Spot, ConnectionPool] | None = None
+        """What makes connections, and to which spot."""
+        if (known := self._place.known()) is not None:
+            self._maker(known)
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
@@ -102,10 +113,9 @@ class BlockingConnections:
         idle, began = self._idle, time.monotonic()
         try:
             connection, fresh = self._connect(idle)
-        except (RedisError, OSError) as error:
+        except (ServerUnavailable, ConfigError):
             self.close()
-            self._bring_back()
-            raise no_connection(error) from error
+            raise
         if too_late():
             self._give_up(connection)
             raise ServerUnavailable("no connection to the server in time")
@@ -126,7 +136,9 @@ class BlockingConnections:
         except BaseException:
             self._give_up(connection)
             raise
-        if any(isinstance(reply, _Demoted) for reply in replies):
+        demoted = next((reply for reply in replies if isinstance(reply, _Demoted)), None)
+        if demoted is not None:
+            self._place.heard(connection.mx_spot, demoted.reply)
             self._give_up(connection)
         elif idle is self._idle:
             idle.append(connection)
@@ -143,13 +155,54 @@ class BlockingConnections:
                     if not connection.can_read(timeout=0):  # else it holds an unexpected reply
                         return connection, False
                 connection.disconnect()
-        connection = self._maker.connection_class(**self._maker.connection_kwargs)
-        connection.connect()
-        return connection, True
+        return self._open_at_primary(), True
 
-    def _bring_back(self) -> None:
-        if self._revive is not None and (url := self._revive()) != self._url:
-            self._url, self._maker = url, connections(ConnectionPool, url, **self._settings)
+    def _open_at_primary(self) -> Any:
+        """Connect where the primary is known to be, or else where it is found."""
+        if (spot := self._place.known()) is not None:
+            try:
+                return self._open(spot)
+            except ServerUnavailable:
+                if not self._place.finds:
+                    raise
+        return self._open(run_blocking(self._place.find(self._inquiry)))
+
+    def _open(self, spot: Spot) -> Any:
+        """Connect once."""
+        maker = self._maker(spot)
+        connection: Any = maker.connection_class(**maker.connection_kwargs)
+        try:
+            connection.connect()
+            if self._place.is_checked:
+                connection.send_command("ROLE")
+                self._place.check(spot, _role(connection))
+            connection._sock.settimeout(self._timeout)
+        except BaseException as error:
+            self._place.forget(spot)
+            connection.disconnect()
+            if not isinstance(error, RedisError | OSError):
+                raise
+            found: Exception = no_connection(error)
+            if not self._place.answered and is_puzzling(found):
+                found = diagnose(maker.connection_kwargs, tls=self._place.tls) or found
+            raise found from error
+        self._place.answered = True
+        connection.mx_spot = spot
+        return connection
+
+    def _maker(self, spot: Spot) -> ConnectionPool:
+        """What makes connections to a spot."""
+        if (made := self._made) is None or made[0].url != spot.url:
+            settings = {
+                "socket_timeout": self._open_timeout,  # of the handshake; changed when it is open
+                "socket_connect_timeout": self._open_timeout,
+                "retry": None,
+            }
+            made = self._made = (
+                spot,
+                connections(ConnectionPool, spot.url, **self._place.settings, **settings),
+            )
+        return made[1]
 
     def _let_leave(self, connection: Any) -> None:
         """Wait while bytes are being sent: the server cannot answer what it has not received yet."""
@@ -163,6 +216,7 @@ class BlockingConnections:
 
     def _give_up(self, connection: Any) -> None:
         """Close a connection and all idle ones; its unsent bytes must not arrive later."""
+        self._place.forget(connection.mx_spot)
         forget_unsent(connection._sock)
         connection.disconnect()
         self.close()
@@ -175,7 +229,15 @@ class BlockingConnections:
 
 
 class _Demoted(ServerUnavailable):
-    """The server is not the primary any more."""
+    """The server is not the primary any more.
+
+    Args:
+        reply: what it said.
+    """
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(f"the server cannot serve now: {reply}")
+        self.reply = reply
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -191,10 +253,19 @@ def _reply(connection: Any) -> Any:
     """Read the next reply; a refusal is returned, not raised."""
     try:
         return connection.read_response()
-    except ResponseError as error:
-        text = str(error)
-        if isinstance(error, _DEMOTED) or DEMOTED.search(text):
-            return _Demoted(f"the server cannot serve now: {text}")
-        if isinstance(error, _NOT_NOW) or NOT_NOW.search(text):
+    except (ResponseError, AuthenticationError) as error:
+        word = next((word for kind, word in _NOT_NOW.items() if isinstance(error, kind)), "")
+        text = f"{word} {error}".strip()
+        if DEMOTED.search(text):
+            return _Demoted(text)
+        if NOT_NOW.search(text):
             return ServerUnavailable(f"the server cannot serve now: {text}")
-        return error
+        return asks_for_password(text) or error
+
+
+def _role(connection: Any) -> Any:
+    """The reply to ROLE; None if the user has no right to it."""
+    try:
+        return connection.read_response()
+    except NoPermissionError:
+        return None

@@ -12,53 +12,68 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import ConnectionPool
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from mx_rmq.errors import ConfigError, ServerUnavailable
-from mx_rmq.storage.locate import connections, no_connection
+from mx_rmq.storage.diagnosis import diagnose, is_puzzling
+from mx_rmq.storage.inquiry import LoopInquiry
+from mx_rmq.storage.opening import connections, no_connection
+from mx_rmq.storage.place import place_of
+from mx_rmq.storage.replies import moved_to
 from mx_rmq.storage.resend import GrowingWait
 from mx_rmq.storage.wire import Wire, silence
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from mx_rmq.storage.place import Place, Spot
+
 _LONG: Final = 10.0
 """Seconds without a demotion after which the waits before reconnecting start short again."""
 
 
+_SOON: Final = 1.0
+"""Seconds within which a second redirection is not followed at once."""
+
+
 class Connection:
-    """A connection that many callers share; opened on first use, and again after a loss.
+    """A connection to a shard's primary that many callers share; opened on first use, and again after a loss.
 
     If the server replies that it is no longer the primary, the connection is closed and all waiting calls
-    fail. The next command connects to wherever the address leads by then.
+    fail. The next command connects to where the primary is by then.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        place: where the primary is; the URL of one server stands for that server.
         timeout: seconds without an answer after which the connection counts as dead, so that a
             half-open socket is noticed. For a command that has to wait for a connection, this covers
             connecting and the reply together.
         waits: how many seconds longer a command may take because it asks the server to wait.
-        revive: restarts a server that is gone, if possible, and returns its URL.
-        on_demoted: called when the server has replied that it is no longer the primary.
+        on_demoted: called when the server is no longer the primary: it has said so, or the primary was found
+            elsewhere.
         on_reconnected: called when a connection that was lost is open again.
     """
 
     def __init__(
         self,
-        url: str,
+        place: Place | str,
         *,
         timeout: float,
         waits: float = 0.0,
-        revive: Callable[[], str] | None = None,
         on_demoted: Callable[[Connection], None] | None = None,
         on_reconnected: Callable[[], None] | None = None,
     ) -> None:
         self._on_reconnected = on_reconnected
-        self._url = url
-        self._maker = connections(ConnectionPool, url, socket_connect_timeout=timeout)
+        self._place = place_of(place)
+        self._spot: Spot | None = None
+        """Where the last connection was opened."""
         self._connect_timeout = timeout
+        self._open_timeout = timeout * self._place.share
+        self._inquiry = LoopInquiry(timeout)
+        self._url = ""
+        self._maker: ConnectionPool | None = None
+        if (known := self._place.known()) is not None:
+            self._use(known)
         self._timeout = timeout + waits
-        self._revive = revive
         self._on_demoted = on_demoted
         self._connecting: asyncio.Task[Wire] | None = None
         self._waiters = 0
@@ -73,6 +88,11 @@ class Connection:
     def number(self) -> int:
         """The number of the open connection, counted from 1; 0 while none is open."""
         return 0 if self._wire is None or self._wire.lost else self._made
+
+    async def opened(self) -> Wire:
+        """The open connection, for a caller that sends commands of which some wait for others."""
+        wire, _ = await self._connected()
+        return wire
 
     def execute_command(self, *args: Any) -> Awaitable[Any]:
         """Send one command; the awaitable is its reply. On an open connection it is written at once."""
@@ -138,71 +158,96 @@ class Connection:
         loop = asyncio.get_running_loop()
         if (wait := self._not_before - loop.time()) > 0:  # it may still be a replica: avoid a hot loop
             await asyncio.sleep(min(wait, self._connect_timeout / 2))
-        writer = await self._open_or_revive()
+        if self._wire is not None and self._spot is not None:
+            self._place.forget(self._spot)
+        spot, writer = await self._open_at_primary()
         wire = Wire(writer, self._timeout, self._leave)
         if self._connecting is not asyncio.current_task():  # a cancelled connect may still return
             wire.lose("closed")
             raise ServerUnavailable("the connection was closed")
-        again = self._wire is not None
-        self._wire = wire
+        again, before = self._wire is not None, self._spot
+        self._wire, self._spot = wire, spot
         self._made += 1
+        if before is not None and before.url != spot.url and self._on_demoted is not None:
+            self._on_demoted(self)
         if again and self._on_reconnected is not None:
             self._on_reconnected()
         return wire
 
     async def new_stream(self) -> asyncio.StreamWriter:
         """Open a further connection to the same server, for what is not a command and its reply."""
-        opening = asyncio.create_task(self._open_or_revive())
+        opening = asyncio.create_task(self._open_at_primary())
         try:
-            return await asyncio.shield(opening)
+            _, writer = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.cancel()
             opening.add_done_callback(_abandon)  # a cancelled connect may still return
             raise
+        return writer
 
-    async def _open_or_revive(self) -> asyncio.StreamWriter:
-        try:
-            return await self._open()
-        except ServerUnavailable:
-            if self._revive is None:
-                raise
-            await self._bring_back(self._revive)
-            return await self._open()
+    async def _open_at_primary(self) -> tuple[Spot, asyncio.StreamWriter]:
+        """Connect where the primary is known to be, or else where it is found."""
+        if (spot := self._place.known()) is not None:
+            try:
+                return spot, await self._open(spot)
+            except ServerUnavailable:
+                if not self._place.finds:
+                    raise
+        spot = await self._place.find(self._inquiry)
+        return spot, await self._open(spot)
 
-    async def _open(self) -> asyncio.StreamWriter:
+    async def _open(self, spot: Spot) -> asyncio.StreamWriter:
         """Connect once."""
-        connection: Any = self._maker.make_connection()
+        maker = self._use(spot)
+        connection: Any = maker.make_connection()
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self._open_timeout):
                 await connection.connect()
+                if self._place.is_checked:
+                    await connection.send_command("ROLE")
+                    self._place.check(spot, await _answer(connection))
         except BaseException as error:
+            self._place.forget(spot)
             await connection.disconnect(nowait=True)
             match error:
                 case TimeoutError():
-                    why = f"no connection to the server: {silence(self._connect_timeout)}"
-                    raise ServerUnavailable(why) from error
+                    why = f"no connection to the server: {silence(self._open_timeout)}"
+                    found: Exception = ServerUnavailable(why)
                 case RedisError() | OSError():
-                    raise no_connection(error) from error
+                    found = no_connection(error)
                 case _:
                     raise
+            if not self._place.answered and is_puzzling(found):
+                call = partial(diagnose, maker.connection_kwargs, tls=self._place.tls)
+                if (wrong := await self._inquiry.do(call)) is not None:
+                    raise wrong from error
+            raise found from error
+        self._place.answered = True
         # Private names: redis-py has no other way to hand over what it opened.
         writer: asyncio.StreamWriter = connection._writer
         connection._writer = connection._reader = None
         return writer
 
-    async def _bring_back(self, revive: Callable[[], str]) -> None:
-        url = await asyncio.to_thread(revive)
-        if url != self._url:
-            self._url = url
-            self._maker = connections(ConnectionPool, url, socket_connect_timeout=self._connect_timeout)
+    def _use(self, spot: Spot) -> ConnectionPool:
+        """What makes connections to a spot."""
+        if self._maker is None or spot.url != self._url:
+            timeout = self._connect_timeout
+            settings = self._place.settings
+            self._maker = connections(ConnectionPool, spot.url, **settings, socket_connect_timeout=timeout)
+            self._url = spot.url
+        return self._maker
 
-    def _leave(self) -> None:
+    def _leave(self, reply: str) -> None:
         """React to a reply that the server is no longer the primary."""
+        if self._spot is not None:
+            self._place.heard(self._spot, reply)
         now = asyncio.get_running_loop().time()
-        if now - self._demoted_at > _LONG:
+        since, self._demoted_at = now - self._demoted_at, now
+        if since > _LONG:
             self._waits.reset()
-        self._demoted_at = now
-        self._not_before = now + self._waits.next()
+        # A redirection names the primary; one right after another does not: two nodes may name each other.
+        named = self._place.in_cluster and moved_to(reply) is not None and since > _SOON
+        self._not_before = now if named else now + self._waits.next()
         if self._on_demoted is not None:
             self._on_demoted(self)
 
@@ -222,21 +267,31 @@ class Connection:
             await asyncio.wait([attempt])
 
 
-def _abandon(opening: asyncio.Task[asyncio.StreamWriter]) -> None:
+def _abandon(opening: asyncio.Task[tuple[Spot, asyncio.StreamWriter]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().transport.abort()
+        opening.result()[1].transport.abort()
+
+
+async def _answer(connection: Any) -> Any:
+    """The reply to the command that was sent; None if the user has no right to it."""
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        if isinstance(error, NoPermissionError):
+            return None
+        raise
 
 
 class ConnectionPerCall:
     """One connection per call in progress, for commands that delay what is sent behind them.
 
     Args:
-        url: as for ``Connection``.
+        place: as for ``Connection``.
         timeout: as for ``Connection``, like the other options.
     """
 
-    def __init__(self, url: str, *, timeout: float, **options: Any) -> None:
-        self._make = partial(Connection, url, timeout=timeout, **options)
+    def __init__(self, place: Place | str, *, timeout: float, **options: Any) -> None:
+        self._make = partial(Connection, place_of(place), timeout=timeout, **options)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
         self._gone = False
@@ -260,6 +315,11 @@ class ConnectionPerCall:
     def lose_idle(self, why: str) -> None:
         """Close the idle connections."""
         for each in self._idle:
+            each.lose(why)
+
+    def lose(self, why: str) -> None:
+        """Close all connections; those in use fail."""
+        for each in self._all:
             each.lose(why)
 
     async def close(self) -> None:

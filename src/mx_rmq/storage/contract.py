@@ -65,6 +65,15 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     durability: Durability = "memory"
     asked_at: float = 0.0
     """When its producer asked for it, by ``time.monotonic``; the producer's patience begins then."""
+    key: str = ""
+    """What decides its shard in place of its id; empty for none."""
+    has_own_id: bool = False
+    """Whether its producer gave the id."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its producer gave an id or a key, so that no other shard may take it."""
+        return self.has_own_id or bool(self.key)
 
 
 class Kept(NamedTuple):
@@ -140,13 +149,25 @@ class Lease(NamedTuple):
         return self.fence / 1e6
 
 
+class Want(NamedTuple):
+    """What to claim from one topic."""
+
+    topic: str
+    limit: int
+    """Messages at most."""
+    batch: int = 1
+    """How many of them one handler call takes."""
+
+
 class Claim(NamedTuple):
-    """The answer to a claim."""
+    """The answer to a claim, for one topic."""
 
     now: float
     deliveries: list[Delivery]
     left: int
     paused: bool
+    refusal: str = ""
+    """Why the server could not serve this topic; other topics of the same claim were served."""
 
 
 Cause = Literal["lapsed", "started", "expired"]
@@ -172,6 +193,15 @@ class Overdue(NamedTuple):
     poisoned: list[str]
     belated: bool = False
     """The call arrived after the instant it was valid until, so nothing was taken over or changed."""
+
+
+class Registration(NamedTuple):
+    """The answer to a worker that registers or leaves."""
+
+    forgotten: int
+    """Workers that were removed."""
+    workers: int
+    """Workers that are registered now."""
 
 
 class Promotion(NamedTuple):
@@ -241,6 +271,24 @@ class TopicRow(NamedTuple):
     oldest_at: float | None
     """When the message that is next in line was produced."""
     counters: Counters
+
+
+class Left(NamedTuple):
+    """What a shard has left, all of one instant."""
+
+    fields: int
+    """In ``payload``; none if there is no live message."""
+    delayed: int
+    dead: int
+    dead_fields: int
+    """In ``dlq_payload``."""
+    active: int
+    """Messages that are pending or processing."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is no message, live or dead."""
+        return not any(self)
 
 
 class Suspect(NamedTuple):

@@ -44,3 +44,10 @@ class Counters(NamedTuple):
 
 
 EVENTS: Final = Counters._fields
+
+
+def whole(text: bytes | None) -> int:
+    """Parse a counter; 0 if it is missing or another program wrote something else there."""
+    if text is None or len(text) > 20:
+        return 0
+    return int(text) if text.isdigit() or text.removeprefix(b"-").isdigit() else 0

@@ -70,6 +70,14 @@ class DeadQueries:
                 return behind
             start += count  # all of them died together with the one that is gone, and stand before it
 
+    async def before_group(self, group: str, *, latest: bool = False) -> Mark | None:
+        """The place just before a group's first death, or behind its latest; None if it is not counted."""
+        at = await self._read("HGET", "dlq_groups", f"{group}:{'last_at' if latest else 'first_at'}")
+        if at is None or not at.isdigit():
+            return None
+        # No id comes before the empty one, so the mark is that of no message.
+        return Mark(str(int(at) + 1).encode() if latest else at, b"")
+
     async def extent(self) -> tuple[int, float]:
         """How many messages are dead, and the time of the latest death in ms."""
         size, last = await asyncio.gather(

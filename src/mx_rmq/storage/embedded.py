@@ -141,6 +141,8 @@ class EmbeddedServer:
         self._home = home
         self._private = private
         self._grace = _PRIVATE_GRACE if private else _GRACE
+        self._binary: Path | None = None
+        self._options: Sequence[str] = ()
         self._users = _Lock(home / "users.lock")
         _open.add(self)
 
@@ -157,8 +159,8 @@ class EmbeddedServer:
         """Start a private server, or attach to the one with its data in *path*, starting it if needed.
 
         Loading the data counts against *timeout*. *binary* and *options* (arguments such as ``"--maxmemory",
-        "1gb"``) are used only if this call starts the server. Without *attach* a server that runs there
-        already is an error.
+        "1gb"``) are used only if this call or a later ``rejoin()`` starts the server. Without *attach* a
+        server that runs there already is an error.
 
         Raises:
             EmbeddedServerError: there is no binary, *path* is unusable, or the server does not come up.
@@ -167,8 +169,9 @@ class EmbeddedServer:
         try:
             home = _own_directory(path) if path else _scratch_directory()
             server = cls(home, private=path is None)
+            server._binary, server._options = binary, options
             try:
-                server._join(binary, options, timeout, attach=attach)
+                server._join(timeout, attach=attach)
             except BaseException:
                 server.close()
                 raise
@@ -203,12 +206,18 @@ class EmbeddedServer:
 
         """
         try:
-            self._join(None, (), timeout)
+            self._join(timeout)
         except OSError as error:
             raise EmbeddedServerError(
                 f"cannot run an embedded server in {self._home}: {error}; "
                 "give it a directory you own on a local disk with space left"
             ) from error
+
+    def count_messages(self) -> int:
+        """How many messages the server has, dead ones included; 0 if it does not answer."""
+        record = self._record()
+        reply = (record and _ask(record[1], _COUNT, _PATIENCE)) or b""
+        return int(reply[1:]) if reply.startswith(b":") else 0
 
     def close(self, *, expected: bool = False) -> None:
         """End this use; the last user stops the server and returns when it is gone.
@@ -234,9 +243,7 @@ class EmbeddedServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(
-        self, binary: Path | None, options: Sequence[str], timeout: float, *, attach: bool = True
-    ) -> None:
+    def _join(self, timeout: float, *, attach: bool = True) -> None:
         started = False
         for _ in _moments(timeout):
             if not self._users.take(fcntl.LOCK_SH):
@@ -245,7 +252,7 @@ class EmbeddedServer:
                 if lock.take(fcntl.LOCK_EX):
                     if started:
                         raise EmbeddedServerError(self._report("ended while starting"))
-                    self._start(lock, _executable(binary) if binary else find_binary(), options)
+                    self._start(lock, _executable(self._binary) if self._binary else find_binary())
                     started = True
                     continue
             record = self._record()
@@ -262,7 +269,7 @@ class EmbeddedServer:
             self._report(f"did not answer within {timeout:g} s (if it still loads its data, allow more)")
         )
 
-    def _start(self, lock: _Lock, binary: Path, options: Sequence[str]) -> None:
+    def _start(self, lock: _Lock, binary: Path) -> None:
         record = self._home / "server.json"
         record.unlink(missing_ok=True)
         scratch = self._home if self._private else None
@@ -274,7 +281,7 @@ class EmbeddedServer:
         keeper += map(str, (lock.fd, self._users.file, record, facts, scratch or "", self._grace))
         appendonly = "no" if self._private else "yes"
         settings = _SETTINGS | {"--dir": self._home, "--unixsocket": address, "--appendonly": appendonly}
-        server = [str(binary), *(str(part) for item in settings.items() for part in item), *options]
+        server = [str(binary), *(str(part) for item in settings.items() for part in item), *self._options]
         log_file = os.open(self._home / "server.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(log_file, "wb") as log:
             subprocess.run(
@@ -293,7 +300,7 @@ class EmbeddedServer:
         # Over the socket, not by pid: if containers share the directory, the pid may be another process here.
         # If the server does not answer, the keeper, its parent, terminates or kills it.
         record = self._record()
-        if self._private and not expected and record and (left := _messages_in(record[1])):
+        if self._private and not expected and (left := self.count_messages()):
             emit(EmbeddedEnded(messages=left))
         with suppress(OSError):
             if record and _ask(record[1], b"SHUTDOWN", self._grace) == b"":
@@ -411,12 +418,6 @@ def _ask(address: Path, command: bytes, timeout: float) -> bytes | None:
             return connection.recv(256)
     except OSError:
         return None
-
-
-def _messages_in(address: Path) -> int:
-    """How many messages a server has, dead ones included; 0 if it does not answer."""
-    reply = _ask(address, _COUNT, _PATIENCE) or b""
-    return int(reply[1:]) if reply.startswith(b":") else 0
 
 
 def _moments(timeout: float) -> Iterator[None]:

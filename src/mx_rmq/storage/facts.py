@@ -128,19 +128,29 @@ class Workers(list[WorkerFacts]):
     Args:
         workers: in the order of their names.
         read_at: when they were looked at, by the server's clock; ages are counted from then.
+        missing: the shards that did not answer, and why.
     """
 
-    def __init__(self, workers: Iterable[WorkerFacts] = (), read_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        workers: Iterable[WorkerFacts] = (),
+        read_at: float = 0.0,
+        *,
+        missing: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(workers)
         self.read_at = read_at
+        self.missing = missing
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; instants as ISO texts in UTC."""
-        return {"workers": [worker.as_dict() for worker in self], "read_at": iso(self.read_at)}
+        workers = [worker.as_dict() for worker in self]
+        return {"workers": workers, "read_at": iso(self.read_at), "missing": list(self.missing)}
 
     def __str__(self) -> str:
+        missing = [f"missing: {why}" for why in self.missing]
         if not self:
-            return "no live worker"
+            return "\n".join(("no live worker", *missing))
         rows = table(
             ("worker", "running", "held", "at once", "pid", "started", "seen", "claimed", "lag", "topics"),
             [
@@ -160,7 +170,7 @@ class Workers(list[WorkerFacts]):
             ],
         )
         sick = (f"{each.name}: {one_line(problem, 200)}" for each in self for problem in each.problems)
-        return "\n".join((rows, *sick))
+        return "\n".join((rows, *sick, *missing))
 
 
 def held_ids(topic: str, leases: Mapping[str, Lease], workers: Iterable[WorkerFacts]) -> set[str]:
@@ -262,6 +272,8 @@ class Counts:
     """Messages that are dead now."""
     read_at: float = 0.0
     """When they were counted, by the server's clock."""
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; their messages are not counted."""
 
     @property
     def pending(self) -> int:
@@ -289,14 +301,15 @@ class Counts:
         return sums | plain_fields(self)
 
     def __str__(self) -> str:
+        missing = "".join(f"\nmissing: {why}" for why in self.missing)
         if not self.topics:
-            return "no topic"
+            return f"no topic{missing}"
         rows = [(topic, *counts._row(self.read_at)) for topic, counts in self.topics.items()]
         if len(rows) > 1:
             total = reduce(add, self.topics.values())
             whole = replace(total, delayed=self.delayed, in_dlq=self.dead, paused=False)
             rows.append(("all", *whole._row(self.read_at)))
-        return table(("topic", *_COLUMNS), rows)
+        return table(("topic", *_COLUMNS), rows) + missing
 
     def __add__(self, other: Counts) -> Counts:
         """The counts of two shards."""
@@ -304,6 +317,6 @@ class Counts:
         for topic, own in other.topics.items():
             topics[topic] = topics.get(topic, TopicCounts()) + own
         read_at = max(self.read_at, other.read_at)
-        return Counts(
-            dict(sorted(topics.items())), self.delayed + other.delayed, self.dead + other.dead, read_at
-        )
+        delayed, dead = self.delayed + other.delayed, self.dead + other.dead
+        missing = self.missing + other.missing
+        return Counts(dict(sorted(topics.items())), delayed, dead, read_at, missing)

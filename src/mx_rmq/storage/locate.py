@@ -1,67 +1,79 @@
-"""Turns a URL into a running server and connections to it."""
+"""From a queue's URL to its servers: an embedded one is started, the primary of a shard is found."""
 
 from __future__ import annotations
 
 import os
-import re
-import ssl
 import threading
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from redis import ConnectionPool
-from redis.asyncio import ConnectionPool as AsyncConnectionPool
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.crc import key_slot
 
-from mx_rmq.errors import ConfigError, EmbeddedServerError, ServerRefused, ServerUnavailable
+from mx_rmq.errors import EmbeddedServerError
 from mx_rmq.events import EmbeddedNotRestarted, EmbeddedRestarted, emit
 from mx_rmq.storage import embedded
+from mx_rmq.storage.embedded_cluster import open_cluster
+from mx_rmq.storage.place import Place, Spot
+from mx_rmq.storage.sentinels import SentinelPlace
+from mx_rmq.storage.slots import ClusterMap, ClusterPlace
+from mx_rmq.urls import read_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from mx_rmq.storage.embedded import EmbeddedServer
-
-RedisPool = TypeVar("RedisPool", ConnectionPool, AsyncConnectionPool)
-
-_OPTION: Final = re.compile("[a-z_]+=")
-_WORD: Final = re.compile(r"[\w.-]+")
-_ADDRESS: Final = re.compile(r"connecting to (.+?)\.(?: |$)")
-"""Where redis-py says the address of a server that it could not reach."""
+    from mx_rmq.storage.embedded_cluster import EmbeddedCluster
+    from mx_rmq.storage.place import Inquiry
+    from mx_rmq.urls import ServerUrl
 
 
 class Address:
-    """Where a queue's server is; an embedded one runs while it has users.
+    """Where a queue's servers are; an embedded one runs while it has users.
 
     Thread-safe. In a forked child the address stays the same.
 
     Args:
-        url: of the server.
+        server: the URL, and what to connect with.
         kept: an embedded server runs until ``end``, also while it has no users.
     """
 
-    def __init__(self, url: str, *, kept: bool = False) -> None:
-        if not url.startswith("embedded:"):
-            check_url(url)
+    def __init__(self, server: ServerUrl, *, kept: bool = False) -> None:
         self.lock = threading.RLock()
-        self._url = url
+        self._given = server
         self._kept = kept
         self._users: set[int] = set()
-        self._server: EmbeddedServer | None = None
+        self._server: EmbeddedServer | EmbeddedCluster | None = None
         self._pid = 0
         """The process that started or joined the embedded server."""
         self._told = False
         """Whether a failed restart was already reported."""
+        self._sentinels = SentinelPlace(server) if server.kind == "sentinel" else None
+        self._cluster = ClusterMap(server) if server.kind == "cluster" else None
         _addresses.add(self)
 
-    def enter(self, user: object) -> str:
-        """The URL to connect to until *user* leaves; the first user starts an embedded server."""
+    def enter(self, user: object) -> None:
+        """Note that *user* needs the servers until it leaves; the first user starts an embedded one."""
         with self.lock:
-            if self._server is None and self._url.startswith("embedded:"):
-                self._server, self._pid = embedded.open_url(self._url), os.getpid()
+            if self._server is None and self._given.kind == "embedded":
+                self._server, self._pid = embedded.open_url(self._given.url), os.getpid()
+            if self._server is None and self._given.kind == "embedded cluster":
+                self._server, self._pid = open_cluster(self._given.url), os.getpid()
+                self._cluster = ClusterMap(read_url(self._server.url))
             self._users.add(id(user))
-            return self._url if self._server is None else self._server.url
+
+    def place(self, key: str) -> Place:
+        """Where the shard of a key is; only while the address has users.
+
+        All shards share a primary, unless the URL is that of a cluster.
+        """
+        if self._sentinels is not None:
+            return self._sentinels
+        if self._cluster is not None:
+            revive = None if self._server is None else self.revive
+            return ClusterPlace(self._cluster, key_slot(key.encode()), revive)
+        if self._server is not None:
+            return EmbeddedPlace(self._given, self._server.url, self.revive)
+        return Place(self._given)
 
     def revive(self) -> str:
         """Start an embedded server again if it is gone, and return the URL to connect to.
@@ -71,7 +83,7 @@ class Address:
         with self.lock:
             server = self._server
             if server is None:
-                return self._url
+                return self._given.url
             if self._pid == os.getpid():
                 before = server.pid
                 try:
@@ -116,112 +128,24 @@ def _unlock_all() -> None:
 os.register_at_fork(after_in_child=_unlock_all)
 
 
-def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
-    """A redis-py pool that makes connections to a server.
-
-    With ``rediss://`` the certificate and its host name are checked, with every version of redis-py, unless
-    the URL says ``ssl_check_hostname=false`` or ``ssl_cert_reqs=none``.
+class EmbeddedPlace(Place):
+    """An embedded server, which is started again if it is gone.
 
     Args:
-        kind: redis-py's pool class, blocking or asyncio.
-        url: ``redis://``, ``rediss://`` or ``unix://``; its options are those of redis-py.
-        settings: override the options of the URL.
-
-    Raises:
-        ConfigError: the URL cannot be used. The error does not show it: an unescaped password can be in any
-            part of it.
+        server: what was asked for.
+        url: of the server that runs.
+        revive: starts it again if it is gone, and returns its URL.
     """
-    check_url(url)
-    try:
-        pool = kind.from_url(url)
-    except ValueError:
-        raise _unreadable() from None
-    options = pool.connection_kwargs
-    if url.startswith("rediss:") and options.get("ssl_cert_reqs", "required") != "none":
-        options.setdefault("ssl_check_hostname", True)
-    # RESP2 and bytes: replies are plain values, and the server sends no push messages.
-    options.update(protocol=2, decode_responses=False, **settings)
-    try:
-        pool.connection_class(**options)
-    except (TypeError, ValueError, RedisError) as error:
-        raise ConfigError(f"an option in the server's URL is wrong: {error}") from None
-    return pool
 
+    finds = True
 
-def check_url(url: str) -> None:
-    """Refuse a URL that cannot be used.
+    def __init__(self, server: ServerUrl, url: str, revive: Callable[[], str]) -> None:
+        super().__init__(server)
+        self.url = url
+        self._spot = Spot(url)
+        self._revive = revive
 
-    Raises:
-        ConfigError: says what to write. It shows no part that may belong to a password.
-    """
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # half of an IPv6 address
-        raise _unreadable() from None
-    database = parts.path[1:]
-    if parts.scheme != "unix" and "@" not in url and _WORD.fullmatch(database) and not database.isdecimal():
-        raise ConfigError(
-            f"the database in the server's URL must be a number such as /0, got '/{database}'; "
-            f"to give the queue a name, pass name={database!r}"
-        )
-    if not _is_plain(url):
-        raise _unreadable() from None
-
-
-def _unreadable() -> ConfigError:
-    return ConfigError(
-        "the server's URL cannot be read; write redis://user:password@host:port/database, "
-        "with special characters in the password as %XX"
-    )
-
-
-def _is_plain(url: str) -> bool:
-    """Whether a URL can be parsed in only one way.
-
-    An unescaped ``/``, ``?`` or ``#`` in a password would end the host part early. A piece of the password
-    would then be taken as the host: looked up, connected to and shown in errors.
-    """
-    parts = urlsplit(url)
-    if "#" in url or not all(_OPTION.match(option) for option in parts.query.split("&") if option):
-        return False
-    if parts.scheme == "unix":
-        return not parts.netloc or parts.netloc.endswith("@")
-    database = parts.path.replace("/", "")
-    return not database or database.isdecimal()
-
-
-def no_connection(error: Exception) -> ServerRefused | ServerUnavailable:
-    """The error of this package for redis-py's reason why it could not connect.
-
-    A server that refuses the user, the password, the database or the certificate will refuse them again. A
-    server certificate that this side does not trust stays untrusted. Retrying helps in neither case.
-    """
-    if isinstance(error.__cause__ or error, AuthenticationError | ResponseError):
-        return ServerRefused(f"the server refuses the connection: {error!s:.200}")
-    for cause in _causes(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return ServerRefused(
-                f"the server's certificate is refused: {cause.verify_message or cause!s:.200}; give the "
-                "CA's file with ssl_ca_certs=FILE in the URL, and use the host name in the certificate"
-            )
-        if isinstance(cause, ssl.SSLError) and any(
-            word in (cause.reason or "") for word in ("ALERT_CERTIFICATE", "BAD_CERTIFICATE", "UNKNOWN_CA")
-        ):
-            return ServerRefused(
-                f"the server refuses the client's certificate: {cause!s:.200}; "
-                "give it one with ssl_certfile=FILE and ssl_keyfile=FILE in the URL"
-            )
-        if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
-            where = _ADDRESS.search(str(error))
-            if where is not None:
-                return ServerUnavailable(f"{where[1]} refused the connection: no server listens there")
-    return ServerUnavailable(f"no connection to the server: {error!s:.200}")
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes; redis-py keeps some of them only as ``__context__``."""
-    for _ in range(10):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__
+    async def find(self, inquiry: Inquiry) -> Spot:
+        """Start the server again if it is gone."""
+        spot = self._spot = Spot(await inquiry.do(self._revive))
+        return spot

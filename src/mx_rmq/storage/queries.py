@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
+from itertools import chain, pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -12,12 +13,12 @@ from redis.exceptions import ResponseError
 from mx_rmq.checks import are_labels, is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
-from mx_rmq.storage.counters import STALE
+from mx_rmq.storage.counters import STALE, whole
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
-from mx_rmq.storage.keys import KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
+from mx_rmq.storage.keys import HELD, KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from mx_rmq.message import Lane
     from mx_rmq.storage.contract import TopicRow
@@ -54,6 +55,19 @@ class ClientIdentity(NamedTuple):
     id: int
     server: str
     """The server's run id: after a restart the same client id belongs to another connection."""
+
+    @property
+    def text(self) -> bytes:
+        """How it is registered."""
+        return f"{self.server} {self.id}".encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> ClientIdentity | None:
+        """Read a registered connection; None for what another program wrote."""
+        server, _, id_ = text.partition(b" ")
+        if not (server.isalnum() and id_.isdigit() and len(id_) < 20 and int(id_) > 0):
+            return None
+        return cls(int(id_), server.decode())
 
 
 class Queries:
@@ -117,7 +131,7 @@ class Queries:
             ]
         replies = iter(await asyncio.gather(*asked))
         return [
-            Unfinished(max(0, high + normal + low - _whole(stale)), leased, bool(paused))
+            Unfinished(max(0, high + normal + low - max(0, whole(stale))), leased, bool(paused))
             for high, normal, low, leased, stale, paused in zip(*[replies] * 6, strict=True)
         ]
 
@@ -128,6 +142,17 @@ class Queries:
     async def paused(self, topic: str) -> bool:
         """Whether a topic is paused."""
         return bool(await self._read("SISMEMBER", "paused", topic))
+
+    async def held(self) -> set[str]:
+        """The topics that wait for the shards of an older generation."""
+        members = [_text(each) for each in await self._read("SMEMBERS", "paused")]
+        return {each.removeprefix(HELD) for each in members if each.startswith(HELD)}
+
+    async def done_until(self, cursor: bytes) -> tuple[bytes, list[tuple[str, int]]]:
+        """Some ids that stay taken after completion, each until an instant in ms, and how to go on."""
+        following, rows = await self._read("ZSCAN", "done", cursor, "COUNT", 1000)
+        pairs = ((_text(id_), float(until)) for id_, until in _rows(rows))
+        return following, [(id_, int(until)) for id_, until in pairs if is_label(id_) and until < inf]
 
     async def workers(self) -> Workers:
         """The workers that registered within the last ``SILENCE`` seconds.
@@ -153,9 +178,15 @@ class Queries:
             return id_ in held_ids(topic, await self.leases(topic), owner)
         return False
 
-    async def registered(self) -> dict[str, bytes]:
-        """What every worker registered about itself, including silent workers."""
-        return {_text(name): facts for name, facts in _pairs(await self._read("HGETALL", "workers")).items()}
+    async def connections(self, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        """The connections by which workers registered, as ``ClientIdentity.text``: of some, or of all."""
+        if names is None:
+            found = _pairs(await self._read("HGETALL", "workers_connections"))
+            return {_text(name): said for name, said in found.items()}
+        if not names:
+            return {}
+        rows = zip(names, await self._read("HMGET", "workers_connections", *names), strict=True)
+        return {name: said for name, said in rows if said is not None}
 
     async def own_connection(self) -> ClientIdentity:
         """The connection that these queries use.
@@ -169,10 +200,21 @@ class Queries:
             raise ResponseError("the server does not list this connection; does a proxy share connections?")
         return ClientIdentity(own, server)
 
-    async def connected(self, ids: Iterable[int]) -> set[int]:
-        """Those of the given client ids that are connected."""
-        reply = await self._command("CLIENT", "LIST", "ID", *ids)
-        return {int(line[3 : line.index(b" ")]) for line in reply.splitlines() if line.startswith(b"id=")}
+    async def connected(self, ids: Collection[int]) -> set[int]:
+        """Those of the given client ids that are connected.
+
+        The server needs 4 µs for each, in which it does nothing else, so many are asked for in parts.
+        """
+        some = list(ids)
+        chunks = [some[start : start + _CLIENTS] for start in range(0, len(some), _CLIENTS)]
+        replies = await asyncio.gather(*(self._command("CLIENT", "LIST", "ID", *chunk) for chunk in chunks))
+        lines = chain.from_iterable(reply.splitlines() for reply in replies)
+        return {int(line[3 : line.index(b" ")]) for line in lines if line.startswith(b"id=")}
+
+    async def next_deadline(self) -> float | None:
+        """When the first lease or lifetime ends, in seconds since 1970; None if there is none."""
+        first = await self._read("ZRANGE", "all_expire_monitor", 0, 0, "WITHSCORES")
+        return _seconds(first[1]) if first else None
 
     async def topics(self) -> list[str]:
         """The topics that are known."""
@@ -203,12 +245,20 @@ class Queries:
             if int(cursor) == 0:
                 return names
 
+    async def layout(self) -> str:
+        """The layout as it is stored under this tag; empty for none."""
+        return _text(await self._read("GET", "layout"))
+
     async def time(self) -> float:
         """The time that the scripts go by, in seconds since 1970: the server's, unless a test sets it."""
         if self._now is not None:
             return self._now() / 1e6
         seconds, us = await self._command("TIME")
         return int(seconds) + int(us) / 1e6
+
+    async def timed(self, clock: Callable[[], float]) -> tuple[float, float]:
+        """The server's time, and when it was asked for by *clock*: just when the question was written."""
+        return clock(), await self.time()
 
     async def ping(self) -> None:
         """Make one round trip, with a command that every documented right includes."""
@@ -231,6 +281,14 @@ class Queries:
         return Live(
             body, _text(topic), _text(lease) or None, _seconds(due), _seconds(deadline), _text(kept) or None
         )
+
+    async def trail(self, count: int) -> list[bytes]:
+        """The latest notes of what operators did, each with its time in ms before it."""
+        return list(await self._read("LRANGE", "trail", 0, count - 1))
+
+    async def vanished(self) -> dict[str, bytes]:
+        """What was noted about workers that vanished, each with its time in ms before it."""
+        return {_text(name): note for name, note in _pairs(await self._read("HGETALL", "vanished")).items()}
 
     async def ended(self, id_: str) -> Ended | None:
         """What became of a message, if that is remembered."""
@@ -256,9 +314,13 @@ class Queries:
             )
         ]
 
-    async def pending_ids(self, topic: str, lane: Lane, start: int, count: int) -> list[str]:
-        """Entries of a pending list, the next to be claimed first; some may be stale."""
+    async def pending_ids(
+        self, topic: str, lane: Lane, start: int, count: int, *, newest: bool = False
+    ) -> list[str]:
+        """Entries of a pending list, the next to be claimed first, or last; some may be stale."""
         key = self._keys.of_topic(topic, PENDING[lane])
+        if newest:
+            return [_text(id_) for id_ in await self._command("LRANGE", key, start, start + count - 1)]
         entries = await self._command("LRANGE", key, -start - count, -start - 1)
         return [_text(id_) for id_ in reversed(entries)]
 
@@ -292,11 +354,20 @@ class Queries:
         asked = [self._commands.execute_command("HSTRLEN", key, name) for name in names]
         return list(await asyncio.gather(*asked))
 
-    async def delayed_from(self, score: str, skip: int, count: int) -> list[tuple[str, str]]:
-        """Ids of delayed messages and their due times as stored, from a due time on."""
-        options = ("BYSCORE", "LIMIT", skip, count, "WITHSCORES")
-        rows = await self._read("ZRANGE", "delay_tasks", score, "inf", *options)
+    async def delayed_from(
+        self, score: str, skip: int, count: int, *, latest: bool = False
+    ) -> list[tuple[str, str]]:
+        """Ids of delayed messages and their due times as stored, from a due time on, or back from it."""
+        span = ("-inf", "BYSCORE", "REV") if latest else ("inf", "BYSCORE")
+        options = ("LIMIT", skip, count, "WITHSCORES")
+        rows = await self._read("ZRANGE", "delay_tasks", score, *span, *options)
         return [(_text(id_), _text(due)) for id_, due in _rows(rows)]
+
+    async def due_counts(self, edges: Sequence[float]) -> list[int]:
+        """How many delayed messages are due up to the first instant, between each two, and after the last."""
+        marks = ["-inf", *(f"({edge * 1000:.0f}" for edge in edges), "+inf"]
+        spans = [(since, until.removeprefix("(")) for since, until in pairwise(marks)]
+        return list(await asyncio.gather(*(self._read("ZCOUNT", "delay_tasks", *span) for span in spans)))
 
     async def delayed_ids(self, start: int, count: int) -> list[str]:
         """Ids of delayed messages, the next one due first."""
@@ -323,6 +394,8 @@ class Queries:
 
 _FRAME: Final = 16
 """Bytes of a reply per value, beside the value itself."""
+_CLIENTS: Final = 250
+"""Connections looked at in one call. The server needs 1 ms for them."""
 _TOPICS: Final = 200
 """Topics counted in one call. The server needs 2 ms for them."""
 
@@ -355,25 +428,25 @@ def _counts(row: TopicRow, serving: _Serving | None, *, paused: bool) -> TopicCo
     Its workers have said how many messages they hold ready, a moment ago. More than they run at once they
     hold at any rate.
     """
-    of = row.counters
+    entries, leases, oldest_at, of = row
     held = 0
     if serving is not None:
-        held = int(min(row.leases, max(serving.held, row.leases - serving.at_once)))
-    pending = max(0, row.entries - max(0, of.stale))
-    return TopicCounts(
-        pending=pending,
-        running=row.leases - held,
-        held=held,
-        delayed=max(0, of.live - pending - row.leases),
-        in_dlq=max(0, of.in_dlq),
-        oldest_at=row.oldest_at,
-        paused=paused,
-        produced=of.produced,
-        completed=of.completed,
-        retried=of.retried,
-        put_off=of.put_off,
-        recovered=of.lapsed,
-        dead=of.dead,
+        held = int(min(leases, max(serving.held, leases - serving.at_once)))
+    pending = max(0, entries - of.stale) if of.stale > 0 else entries
+    return TopicCounts(  # by position: a queue may have thousands of topics
+        pending,
+        leases - held,
+        held,
+        max(0, of.live - pending - leases),
+        max(0, of.in_dlq),
+        oldest_at,
+        paused,
+        of.produced,
+        of.completed,
+        of.retried,
+        of.put_off,
+        of.lapsed,
+        of.dead,
     )
 
 
@@ -395,11 +468,6 @@ def _labels(names: Collection[bytes]) -> set[str]:
 
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode(errors="replace")
-
-
-def _whole(value: bytes | None) -> int:
-    """Parse a counter; 0 if it is missing or another program wrote something else there."""
-    return int(value) if value and value.isdigit() and len(value) < 20 else 0
 
 
 def _seconds(score: bytes | None) -> float | None:

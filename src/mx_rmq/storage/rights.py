@@ -49,6 +49,8 @@ _WORK: Final[dict[str, str]] = {
     "sadd": "KEY m",
     "srem": "KEY m",
     "sismember": "KEY m",
+    "smismember": "KEY m",
+    "exists": "KEY",
 }
 _SEE: Final[dict[str, str]] = {
     "info": "server",
@@ -70,7 +72,6 @@ _OPERATE: Final[dict[str, str]] = {
     "zscan": "KEY 0",
     "mget": "KEY",
     "getrange": "KEY 0 0",
-    "exists": "KEY",
 }
 RIGHTS: Final[dict[str, dict[str, str]]] = {
     "produce and work": _WORK,

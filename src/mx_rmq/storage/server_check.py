@@ -66,7 +66,7 @@ async def check_recovery(queries: Queries, *, lease: float) -> str:
     """
     try:
         await queries.own_connection()
-        await queries.registered()
+        await queries.connections()
     except ResponseError as error:
         problem = f"messages of a vanished worker are recovered after their lease of {lease:g} s: {error}"
         emit(RecoveryByLease(queue=queries.queue, error=problem))

@@ -1,4 +1,4 @@
-"""A shard: one server's part of a queue. A queue has one or more; a shard does not know how many."""
+"""A shard: one server's part of a queue, by one hash tag."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 from zlib import crc32
 
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections
 from mx_rmq.storage.connection import Connection, ConnectionPerCall
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.place import place_of
 from mx_rmq.storage.store import Store
 from mx_rmq.storage.subscription import Subscription
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.place import Locator
     from mx_rmq.storage.store import Commands, NewStore
 
 
@@ -30,27 +33,32 @@ class Shard:
     """The keys, the connections and the stores of one server.
 
     Args:
-        url: the URL of the server itself; never ``embedded://``.
+        where: answers where the primary is; a URL stands for one server, and is never ``embedded://``.
         config: the queue's configuration.
-        number: the shard's number, None if the queue has only one.
-        revive: restarts an embedded server that is gone, and returns its URL.
+        name: the shard as its layout names it, such as ``3`` or ``1.3``; empty for a queue's own tag.
         new_store: makes the stores; tests have their own, with another clock.
     """
 
     def __init__(
         self,
-        url: str,
+        where: Locator | str,
         config: Config,
-        number: int | None = None,
+        name: str = "",
         *,
-        revive: Callable[[], str] | None = None,
         new_store: NewStore = Store,
     ) -> None:
-        self.url = url
-        self.keys = Keys(config.name, number)
-        self.availability = Availability(config.shown_url, config.name)
+        prefix = Keys(config.name, name).prefix
+        self._place = place_of(where) if isinstance(where, str) else where.place(prefix)
+        self.keys = Keys(config.name, name, in_cluster=self._place.in_cluster)
+        self.url = self._place.url
+        self.server = self.keys.prefix if self._place.in_cluster else self.url
+        """The same text for shards that are surely on one server."""
+        self.name = name
+        self.siblings = 1
+        """How many shards its generation has."""
+        server = f"{config.shown_url}, shard {name}" if name else config.shown_url
+        self.availability = Availability(server, config.name)
         self._config = config
-        self._revive = revive
         self._new_store = new_store
         self._shared: WeakSet[Connection] = WeakSet()
         """The connections from ``new_connection``; if one sees that the server was demoted, all close."""
@@ -61,16 +69,28 @@ class Shard:
         """For operators' reads and actions. It has its own connection, opened on first use, so that a long
         reply delays nothing else."""
         self._waiting = ConnectionPerCall(
-            url,
+            self._place,
             timeout=config.socket_timeout,
             waits=config.durability_timeout,
-            revive=revive,
             on_demoted=self._leave,
             on_reconnected=self.availability.reconnected,
         )
         self._stores: dict[Durability, Store] = {"memory": self.store}
         self.is_closed = False
         """Whether the connections are closed for good."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every user of its server could use it the last time."""
+        return not self.availability.away
+
+    def named(self, error: ServerUnavailable) -> ServerUnavailable:
+        """The error, with the name of the shard and its server if the queue has several."""
+        if not self.name or str(error).startswith("shard "):
+            return error
+        named = ServerUnavailable(f"shard {self.name} at {self._config.shown_url}: {error}")
+        named.__cause__ = error
+        return named
 
     def store_for(self, durability: Durability) -> Store:
         """A store whose produce waits for *durability*.
@@ -85,10 +105,9 @@ class Shard:
     def new_connection(self, longest: float) -> Connection:
         """A separate connection for commands that wait up to *longest* seconds."""
         connection = Connection(
-            self.url,
+            self._place,
             timeout=self._config.socket_timeout,
             waits=longest,
-            revive=self._revive,
             on_demoted=self._leave,
             on_reconnected=self.availability.reconnected,
         )
@@ -120,7 +139,7 @@ class Shard:
         Args:
             timeout: seconds without an answer after which a connection counts as dead.
         """
-        connections = BlockingConnections(self.url, timeout, revive=self._revive)
+        connections = BlockingConnections(self._place, timeout)
         return self._store_on(connections), connections
 
     async def close(self) -> None:
@@ -143,4 +162,4 @@ class Shard:
         for connection in self._shared:
             if connection is not told:
                 connection.lose(why)
-        self._waiting.lose_idle(why)
+        self._waiting.lose(why)

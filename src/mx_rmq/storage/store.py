@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from mx_rmq.checks import are_labels, check_id, check_name, check_topic
 from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
 from mx_rmq.fingerprint import group_of
-from mx_rmq.limits import BATCH, MAX_BYTES
+from mx_rmq.limits import BATCH, MAX_BYTES, MOST_ACTS, MOST_VANISHED
 from mx_rmq.message import decode_death
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import (
@@ -20,10 +20,12 @@ from mx_rmq.storage.contract import (
     Delivery,
     Examined,
     Kept,
+    Left,
     NewMessage,
     NextDelay,
     Overdue,
     Promotion,
+    Registration,
     Replay,
     Replayed,
     Restore,
@@ -32,8 +34,10 @@ from mx_rmq.storage.contract import (
     Suspect,
     Takeover,
     TopicRow,
+    Want,
 )
-from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters
+from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters, whole
+from mx_rmq.storage.keys import HELD
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
@@ -43,6 +47,10 @@ if TYPE_CHECKING:
     from mx_rmq.storage.keys import Keys
 
 Status = TypeVar("Status", bound="IntEnum")
+
+
+class Sealed(StoreError):
+    """The shard takes no new messages: the queue has another layout. Nothing was written."""
 
 
 class Commands(Protocol):
@@ -106,12 +114,24 @@ class Store:
         With *producer* and *call*, a call may be sent again after a lost reply. It gets the same answer and
         stores nothing again, even if its messages have been completed by then.
         """
+        if len(messages) == 1:
+            return [await self.produce_one(topic, messages[0], producer=producer, call=call)]
         self._check_new(topic, messages, producer, call)
         args: list[Any] = [topic, call, self.max_bytes, self._counted]
         for message in messages:
             args += (message.id, message.lane, _lifetime(message.ttl), message.body)
         reply = await self._run("produce_normal_message", args, topic, producer)
         return _statuses(Stored, reply)
+
+    async def produce_one(
+        self, topic: str, message: NewMessage, *, producer: str = "", call: str = ""
+    ) -> Stored:
+        """Store a message that comes alone and make it pending, as ``produce`` does; it costs less."""
+        self._check_new(topic, (message,), producer, call)
+        head = (topic, call, self.max_bytes, self._counted)
+        args = (*head, message.id, message.lane, _lifetime(message.ttl), message.body)
+        reply = await self._run("produce_one_message", args, topic, producer)
+        return _statuses(Stored, reply)[0]
 
     async def produce_delayed(
         self, topic: str, messages: Sequence[NewMessage], *, producer: str = "", call: str = ""
@@ -126,14 +146,52 @@ class Store:
 
     async def claim(self, topic: str, limit: int, *, lease: float, holder: str) -> Claim:
         """Lease up to *limit* pending messages of a topic to *holder* for *lease* seconds."""
-        args = (topic, limit, _ms(lease), check_name("worker", holder), self._counted)
-        now, left, *cells = await self._run("claim_message", args, topic)
-        deliveries = [
-            Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
-            for id_, body, token, expires in zip(*[iter(cells)] * 4, strict=True)
-            if id_.isascii()  # else it could not be settled: its lease runs out, and the monitor reports it
-        ]
-        return Claim(int(now) / 1e6, deliveries, max(0, left), left < 0)
+        (claim,) = await self.claim_some([Want(topic, limit)], runs=limit, lease=lease, holder=holder)
+        if claim.refusal:
+            script = self._scripts["claim_message"]
+            raise await self._translated(
+                ResponseError(claim.refusal), script, self.keys.of_script(script, topic)
+            )
+        return claim
+
+    async def claim_some(self, wants: Sequence[Want], *, runs: int, lease: float, holder: str) -> list[Claim]:
+        """Lease pending messages of some topics, as many as *runs* handler calls can take.
+
+        The topics are served in order. One that has a key of another type stops no other. The answer has a
+        claim for each.
+        """
+        command = self.claim_command(wants, runs=runs, lease=lease, holder=holder)
+        reply = await self._execute(self._scripts["claim_message"], command, wants[0].topic)
+        return self.read_claims(wants, reply)
+
+    def claim_command(
+        self, wants: Sequence[Want], *, runs: int, lease: float, holder: str
+    ) -> tuple[Any, ...]:
+        """The command of ``claim_some``, for a caller that sends it on another connection."""
+        script = self._scripts["claim_message"]
+        keys = self.keys.of_topics(script, [want.topic for want in wants])
+        cells = [cell for want in wants for cell in want]
+        head = (_ms(lease), check_name("worker", holder), self._counted, runs)
+        now = self.now() if self.now else ""
+        return ("EVALSHA", script.sha, len(keys), *keys, *head, *cells, now)
+
+    def read_claims(self, wants: Sequence[Want], reply: Sequence[Any]) -> list[Claim]:
+        """The answer to a ``claim_command``, by topic."""
+        now, at = int(reply[0]) / 1e6, 1
+        claims = []
+        for topic, *_ in wants:
+            left, end = reply[at], at + 2 + 4 * reply[at + 1]
+            deliveries = [
+                Delivery(id_.decode(), topic, token.decode(), body, float(expires) / 1000)
+                for id_, body, token, expires in zip(*[iter(reply[at + 2 : end])] * 4, strict=True)
+                if id_.isascii()  # else it could not be settled: its lease runs out; the monitor reports it
+            ]
+            at = end
+            if isinstance(left, int):
+                claims.append(Claim(now, deliveries, max(0, left), left < 0))
+            else:
+                claims.append(Claim(now, deliveries, 0, False, _text(left)))
+        return claims
 
     async def start(self, topic: str, deliveries: Iterable[Delivery]) -> list[Settled]:
         """Note that deliveries are about to run, so that a crash counts against them."""
@@ -347,7 +405,9 @@ class Store:
     async def count(self, topics: Sequence[str]) -> list[TopicRow]:
         """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
         args = [self.keys.prefix, " ".join(EVENTS), *topics]
-        return [_topic_row(text) for text in await self._run("count_topics", args)]
+        cells = await self._run("count_topics", args)
+        width = len(EVENTS) + 3
+        return [_topic_row(cells[start : start + width]) for start in range(0, len(cells), width)]
 
     async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
         """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
@@ -361,13 +421,66 @@ class Store:
         """Pass on a wake token that the worker took but cannot use."""
         await self._run("wake_topic", (), topic)
 
-    async def register_worker(self, worker: str, facts: bytes, *, silence: float) -> int:
-        """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds."""
-        return int(await self._run("register_worker", (worker, facts, _ms(silence))))
+    async def register_worker(
+        self, worker: str, facts: bytes, *, connection: bytes = b"", silence: float
+    ) -> Registration:
+        """Register a worker, or remove it if *facts* is empty; remove those silent for *silence* seconds.
+
+        With *connection*, a worker that has registered by another connection since is not removed.
+        """
+        reply = await self._run("register_worker", (worker, facts, connection, _ms(silence)))
+        return Registration(*reply)
+
+    async def set_layout(self, known: str, layout: str, *, seal: bool = False) -> tuple[int, str]:
+        """Write the queue's layout if *known* is there now; returns how it went, and what is there.
+
+        1 is written, 0 is another layout there, -1 is a queue in use as one shard.
+
+        Args:
+            known: the text that was read; empty for none.
+            layout: the text to write.
+            seal: whether this tag is no shard of the layout, so that it takes no messages from now on.
+        """
+        status, text = await self._run("set_layout", (known, layout, int(seal)))
+        return int(status), _text(text)
+
+    async def seal(self) -> bool:
+        """Take no new messages from now on; False if that was so before."""
+        return bool(await self._run("seal_shard", ()))
+
+    async def taken(self, ids: Sequence[str]) -> list[Stored]:
+        """Whether ids are taken on a sealed shard; ``STORED`` for one that is free."""
+        return _statuses(Stored, await self._run("taken_ids", ids))
+
+    async def carry(self, done: Sequence[tuple[str, int]]) -> int:
+        """Keep ids taken, each until an instant in ms; returns how many were not known for so long."""
+        args = [cell for pair in done for cell in pair]
+        return sum(await self._run("carry_done", args))
+
+    async def left(self) -> Left:
+        """What the shard has left."""
+        return Left(*await self._run("left_in_shard", ()))
+
+    async def hold(self, topic: str) -> bool:
+        """Deliver no messages of a topic here, until those on older shards are claimed."""
+        check_topic(topic)
+        return bool(await self._run("pause_topic", (HELD + topic,), topic))
+
+    async def let_go(self, topic: str) -> bool:
+        """Deliver a topic that was held."""
+        return bool(await self._run("resume_topic", (HELD + topic,), topic))
 
     async def watch(self, want: bytes, *, lasts: float) -> bool:
         """Note what a program wants to hear of, for *lasts* seconds; False if there are too many others."""
         return bool(await self._run("watch_events", (want, _ms(lasts))))
+
+    async def note_act(self, act: bytes) -> int:
+        """Note what an operator did, with the server's time; returns how many notes there are."""
+        return int(await self._run("note_act", (act, MOST_ACTS)))
+
+    async def note_vanished(self, worker: str, note: bytes) -> bool:
+        """Note that a worker vanished, with the server's time; False if that was noted before."""
+        return bool(await self._run("note_vanished", (worker, note, MOST_VANISHED)))
 
     async def examine(
         self, suspects: Iterable[Suspect], *, mend: bool = False, lease: float = 15.0
@@ -388,15 +501,18 @@ class Store:
         script = self._scripts[name]
         keys = self.keys.of_script(script, topic, producer)
         now = self.now() if self.now else ""
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args, now)
+        return await self._execute(script, command, topic, producer)
+
+    async def _execute(self, script: Script, command: tuple[Any, ...], topic: str, producer: str = "") -> Any:
         try:
             try:
-                return await self.commands.execute_command(
-                    "EVALSHA", script.sha, len(keys), *keys, *args, now
-                )
+                return await self.commands.execute_command(*command)
             except NoScriptError:
                 # EVAL also loads the script, and needs no permission for SCRIPT LOAD.
-                return await self.commands.execute_command("EVAL", script.text, len(keys), *keys, *args, now)
+                return await self.commands.execute_command("EVAL", script.text, *command[2:])
         except ResponseError as error:
+            keys = self.keys.of_script(script, topic, producer)
             raise await self._translated(error, script, keys) from error
 
     async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
@@ -404,12 +520,14 @@ class Store:
         text = str(error)
         if "WRONGTYPE Operation" in text:
             wrong = []
-            for key, (_, kind) in zip(keys, script.keys, strict=True):
+            for key, (_, kind) in zip(keys, script.keys, strict=False):  # a cluster's guard is the last key
                 found = (await self.commands.execute_command("TYPE", key)).decode()
                 if found not in (kind, "none"):
                     wrong.append(f"{key} is a {found}, not a {kind}")
             what = "; ".join(wrong) or "a key of the queue has the wrong type"
             return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
+        if "SEALED the shard" in text:
+            return Sealed(f"{script.name}: the shard takes no new messages; the queue has another layout")
         # Not "OOM": redis-py removes that word, and TOOMANY contains it.
         if "command not allowed when used memory" in text:
             return OutOfMemory(
@@ -450,10 +568,10 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
     )
 
 
-def _topic_row(text: bytes) -> TopicRow:
-    entries, leases, oldest, *counts = text.split()
-    at = None if oldest == b"-" else float(oldest)
-    return TopicRow(int(entries), int(leases), at, Counters(*map(int, counts)))
+def _topic_row(cells: list[Any]) -> TopicRow:
+    entries, leases, oldest, *counts = cells
+    at = None if oldest is None else float(oldest)
+    return TopicRow(entries, leases, at, Counters._make([whole(text) if text else 0 for text in counts]))
 
 
 _NOTHING: Final = Kept()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hiredis
 
@@ -14,7 +14,7 @@ from mx_rmq.storage.replies import DEMOTED, refusal
 from mx_rmq.storage.sockets import forget_unsent, outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _INCOMPLETE: Final = object()
 _LOOKS: Final = 4
@@ -25,16 +25,31 @@ class CutShort(ServerUnavailable):
     """The connection was lost while bytes were still being sent: there may have been too many."""
 
 
+class Receiver(Protocol):
+    """What gets a reply: a future, or something that acts while the reply is being read."""
+
+    def done(self) -> bool:
+        """Whether it wants no reply any more."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Take a reply."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Take a refusal, or the loss of the connection."""
+
+
 class Wire(asyncio.Protocol):
     """The transport of an open connection.
 
     Args:
         stream: the stream that redis-py opened.
         timeout: seconds without an answer after which the connection is closed.
-        on_demoted: called when the server has replied that it is no longer the primary.
+        on_demoted: called with the reply of a server that is no longer the primary.
     """
 
-    def __init__(self, stream: asyncio.StreamWriter, timeout: float, on_demoted: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: asyncio.StreamWriter, timeout: float, on_demoted: Callable[[str], None]
+    ) -> None:
         self.lost = False
         self._owner = stream  # kept, because its finalizer would close the transport
         self._transport: Any = stream.transport
@@ -42,7 +57,7 @@ class Wire(asyncio.Protocol):
         self._on_demoted = on_demoted
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._waiting: deque[tuple[Receiver, float]] = deque()
         self._written = 0
         self._left = 0
         """How many bytes had been sent at the last check."""
@@ -57,18 +72,26 @@ class Wire(asyncio.Protocol):
     def send(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Write a command; the future is its reply."""
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._write(hiredis.pack_command(args), (future,))
+        return future
+
+    def send_together(self, commands: Sequence[tuple[Any, ...]], receivers: Sequence[Receiver]) -> None:
+        """Write commands in one piece; each reply goes to the receiver at its place."""
+        self._write(b"".join(map(hiredis.pack_command, commands)), receivers)
+
+    def _write(self, packed: bytes, receivers: Sequence[Receiver]) -> None:
         if self.lost:
-            future.set_exception(ServerUnavailable("the connection was lost"))
-            return future
-        packed = hiredis.pack_command(args)
+            for receiver in receivers:
+                receiver.set_exception(ServerUnavailable("the connection was lost"))
+            return
         self._transport.write(packed)
         self._written += len(packed)
         now = self._loop.time()
-        self._waiting.append((future, now))
+        for receiver in receivers:
+            self._waiting.append((receiver, now))
         if self._watch is None:
             self._leaving = 0
             self._watch = self._loop.call_at(now + self._timeout / _LOOKS, self._look)
-        return future
 
     @contextmanager
     def letting_go(self, until: float | None, *replies: asyncio.Future[Any]) -> Iterator[None]:
@@ -141,7 +164,7 @@ class Wire(asyncio.Protocol):
                         future.set_exception(refusal(str(reply)))
                     if DEMOTED.search(str(reply)):
                         self.lose(f"the server is not the primary any more: {reply}")
-                        self._on_demoted()
+                        self._on_demoted(str(reply))
                         return
                 elif not future.done():
                     future.set_result(reply)

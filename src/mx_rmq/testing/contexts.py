@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from mx_rmq.checks import Duration, check_id, check_seconds, check_topic, check_whole
-from mx_rmq.message import FORMAT, Message
+from mx_rmq.message import Message
 from mx_rmq.producing.options import checked_headers
 from mx_rmq.retry import Retry
 from mx_rmq.storage.contract import Delivery
@@ -50,7 +50,6 @@ def context(
     most = Retry().max_attempts if max_attempts is None else max_attempts
     check_whole("max_attempts", most, 1)
     message = Message(
-        v=FORMAT,
         id=check_id(message_id),
         topic=check_topic(topic),
         payload=msgspec.Raw(b"null"),

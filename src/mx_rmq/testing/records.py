@@ -131,7 +131,7 @@ class Records:
 
     def note_produced(self, topic: str, new: NewMessage) -> None:
         """Note a message that was stored."""
-        message = decode_message(new.body)
+        message = decode_message(new.body, new.id, topic)
         self.produced.append(
             ProducedMessage(
                 topic,
@@ -147,14 +147,14 @@ class Records:
 
     def note_done(self, delivery: Delivery) -> None:
         """Note a message that was completed."""
-        message = decode_message(delivery.body)
+        message = decode_message(delivery.body, delivery.id, delivery.topic)
         payload, attempt = self._payload(delivery.topic, message.payload), _failed(message) + 1
         self.done.append(DoneMessage(delivery.topic, delivery.id, payload, attempt))
 
     def note_dead(self, delivery: Delivery, body: bytes, error: bytes) -> None:
         """Note a message that was moved to the DLQ."""
         try:
-            message = decode_message(body or delivery.body)
+            message = decode_message(body or delivery.body, delivery.id, delivery.topic)
             payload, attempts = self._payload(delivery.topic, message.payload), _failed(message)
         except UnreadableMessage:
             payload, attempts = None, 0

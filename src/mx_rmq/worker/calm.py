@@ -74,11 +74,30 @@ class Calm:
 
     def answered(self, sent_at: float, overdue: Overdue) -> None:
         """Note the answer to a take-over."""
-        now = self._clock()
         if not overdue.belated:
             self._ahead.append(overdue.now - sent_at)
         elif not self._in_time_given:
-            self._ahead.clear()
-            self._until = now + self._wait
-            emit(RecoveryWaits(queue=self._queue, seconds=self._wait))
-        self._answered_at, self._unavailable, self.refused = now, False, False
+            self._give_time()
+        self._answered_at, self._unavailable, self.refused = self._clock(), False, False
+
+    def heard(self, sent_at: float, server_now: float) -> None:
+        """Note the server's time from the answer to another call: there may be no take-over for long."""
+        now = self._clock()
+        was_away = self._unavailable and now - self._answered_at > self._harmless
+        ahead = server_now - sent_at
+        if was_away or (self._ahead and ahead > min(self._ahead) + self._tolerance):
+            if not self.holding:
+                self._give_time()
+        else:
+            self._ahead.append(ahead)
+        self._answered_at, self._unavailable = now, False
+
+    def reached(self) -> None:
+        """Note that the server answers other calls; an outage is judged by the next take-over."""
+        if not self._unavailable:
+            self._answered_at = self._clock()
+
+    def _give_time(self) -> None:
+        self._ahead.clear()
+        self._until = self._clock() + self._wait
+        emit(RecoveryWaits(queue=self._queue, seconds=self._wait))

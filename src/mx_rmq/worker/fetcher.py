@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
 from mx_rmq import events
-from mx_rmq.errors import StoreError
+from mx_rmq.errors import MxRmqError, StoreError
 from mx_rmq.limits import BATCH
-from mx_rmq.storage.contract import Delivery
+from mx_rmq.storage.contract import Claim, Delivery, Want
 from mx_rmq.storage.queries import Queries
 from mx_rmq.worker.holdings import Job
+from mx_rmq.worker.parked import ParkedClaim
 from mx_rmq.worker.service import Service
 from mx_rmq.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.config import Config
     from mx_rmq.worker.holdings import Holdings
     from mx_rmq.worker.ready import ReadyJobs
+
+_BLIND: Final = 0.1
+"""Seconds between two claims while tokens cannot be waited for."""
 
 
 class Fetcher(Service):
     """Claims from one shard.
 
-    A topic is hot if its last claim left entries behind or a wake token announced new ones. Only hot
-    topics are claimed from. Every ``poll`` seconds all topics become hot, since a token may be lost.
+    A topic is hot if its last claim left entries behind or a wake token announced new ones. Hot topics are
+    claimed from one by one, over the connection that all calls share. The other topics that have room wait
+    together for a wake token, with a claim parked behind it. Every ``poll`` seconds the topics that no claim
+    looked at become hot, since a token may be lost.
     """
 
     def __init__(self, holdings: Holdings, ready: ReadyJobs, config: Config, worker: str) -> None:
@@ -39,18 +50,31 @@ class Fetcher(Service):
         self._ready = ready
         self._config = config
         self._loop = asyncio.get_running_loop()
+        # A parked lease is counted from when the claim was sent, so most of it must be left when it is run.
+        self._parked = ParkedClaim(holdings.shard, min(config.poll, config.lease / 3))
         self._wakeup = Wakeup(holdings.shard, self.alarm, config.poll)
         ready.on_room(self.alarm.ring)
         self._topic_of = {holdings.shard.keys.of_topic(topic, "wake"): topic for topic in ready.topics}
+        self._wake_key = {topic: key for key, topic in self._topic_of.items()}
+        self._turns = deque(ready.topics)
+        """All topics, in the order in which the next parked claim serves them."""
         self._hot = dict.fromkeys(ready.topics)
         """The hot topics; the first one has waited longest."""
+        self._covered: frozenset[str] = frozenset()
+        """The topics of the parked claim. No other claim is made from them until it is answered."""
         self._doubtful: set[str] = set()
         """Topics whose last claim got no reply: it may have leased messages that are not in the holdings."""
+        self._failure: Exception | None = None
+        """Why the parked claim was not answered."""
+        self._pop_refused = self._told = False
+        """Whether tokens could not be waited for the last time, and whether that was reported."""
         self.refused: dict[str, str] = {}
         """Topics whose last claim was refused, and why; each is reported once."""
         self.claimed_at: float | None = None
         """When a claim was last answered, by the loop's clock."""
         self._polled_at = self._loop.time()
+        self._looked = dict.fromkeys(ready.topics, -inf)
+        """When a claim from each topic was last answered, by the loop's clock."""
 
     def look_at(self, topic: str) -> None:
         """Claim from a topic in the next step, if it is served here: the caller knows that it has entries."""
@@ -60,9 +84,9 @@ class Fetcher(Service):
 
     async def step(self) -> float:
         """Claim once from every hot topic that has room."""
-        if self._loop.time() - self._polled_at >= self._config.poll:
-            self._polled_at = self._loop.time()
-            self._heat(*self._ready.topics)
+        if (now := self._loop.time()) - self._polled_at >= self._config.poll:
+            self._polled_at = now
+            self._heat(*(topic for topic, at in self._looked.items() if now - at > self._config.poll / 2))
         fetched = False
         for topic in list(self._hot):
             room = self._ready.room(self._ready.topics[topic])
@@ -71,7 +95,109 @@ class Fetcher(Service):
         return 0.0 if fetched else self._config.poll
 
     async def wait(self, seconds: float) -> None:
-        """Wait for a token, for room or for the next poll."""
+        """Wait for messages, for room or for the next poll."""
+        if self._covered and len(self._covered) < BATCH and self._wants():
+            await self._end_parked()  # topics that have room now are not in it
+        if not self._covered and not self._can_park:
+            await self._wait_for_tokens(seconds)
+            return
+        if self._pop_refused:  # the last claim was not parked but answered at once, and so would the next be
+            self._pop_refused = False
+            await self.alarm.wait(min(seconds, _BLIND))
+            return
+        if not self._covered:
+            await self._park()
+        await self.alarm.wait(seconds)
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise failure
+
+    # -- the parked claim
+
+    @property
+    def _can_park(self) -> bool:
+        """Whether claims may wait on the server.
+
+        They could not be told to end, or they would take a test's clock for what it was when they were sent.
+        """
+        return self._parked.may_end and self._store.now is None
+
+    def _wants(self) -> list[Want]:
+        """What a new parked claim would ask for beyond the one under way, if there is one."""
+        topics = self._ready.topics
+        return [
+            Want(topic, room, topics[topic].handler.batch)
+            for topic in self._turns
+            if topic not in self._hot
+            and topic not in self._covered
+            and (room := self._ready.room(topics[topic])) > 0
+        ][:BATCH]
+
+    async def _park(self) -> None:
+        if not (wants := self._wants()):
+            return
+        self._turns.rotate(-1)
+        # While hot topics are waiting for room, they come first.
+        runs = 1 if self._hot else self._ready.runs_to_share()
+        command = self._store.claim_command(wants, runs=runs, lease=self._config.lease, holder=self._worker)
+        keys = [self._wake_key[want.topic] for want in wants]
+        self._covered = frozenset(want.topic for want in wants)
+        try:
+            await self._parked.send(keys, command, partial(self._answered, wants))
+        except BaseException:
+            self._covered = frozenset()
+            raise
+
+    async def _end_parked(self) -> None:
+        """Have the parked claim run now."""
+        if not await self._parked.end():
+            self._failure = None  # the connection was closed on purpose
+
+    def _answered(self, wants: Sequence[Want], sent_at: float, popped: Any, reply: Any) -> None:
+        """Take the answer to the parked claim; runs while the reply is being read.
+
+        What goes wrong here is raised in ``wait``.
+        """
+        self._covered = frozenset()
+        topics = [want.topic for want in wants]
+        self._doubtful.update(topics)
+        try:
+            if isinstance(reply, ResponseError):  # nothing was done; each topic's own claim tells more
+                self._doubtful.difference_update(topics)
+                self._heat(*topics)
+                return
+            if isinstance(reply, Exception):
+                raise reply
+            self._note_pop(wants, popped)
+            claims = dict(zip(topics, self._store.read_claims(wants, reply), strict=True))
+            # Those that got nothing first, so that they come first if they are hot now.
+            for topic in sorted(topics, key=lambda topic: bool(claims[topic].deliveries)):
+                if claims[topic].refusal:
+                    self._doubtful.discard(topic)
+                    if topic not in self.refused:
+                        self._heat(topic)
+                else:
+                    self._take_in(topic, claims[topic], sent_at + self._config.lease)
+        except Exception as error:
+            self._failure = error
+            self._heat(*self._doubtful)
+        finally:
+            self.alarm.ring()  # behind the runners, so that handlers begin before the next claim is parked
+
+    def _note_pop(self, wants: Sequence[Want], popped: Any) -> None:
+        """Report once that tokens cannot be waited for: a key has another type, or a right is missing."""
+        self._pop_refused = isinstance(popped, Exception)
+        if popped is None:  # all keys were waited for; a token may be found before the refused key
+            self._told = False
+        elif self._pop_refused and not self._told:
+            self._told = True
+            keys = sorted(self._wake_key[want.topic] for want in wants)
+            events.emit(events.WakeFailed(queue=self._config.name, keys=keys, error=str(popped)))
+
+    # -- without it
+
+    async def _wait_for_tokens(self, seconds: float) -> None:
+        """Wait for a token, for room or for the next poll; claims follow on their own."""
         # Tokens of hot topics are left to other workers: this one knows already that there are entries.
         cold_keys = [
             key for key, topic in self._topic_of.items() if topic not in self._hot and self._has_room(topic)
@@ -82,6 +208,8 @@ class Fetcher(Service):
             if self.stopping or not self._has_room(topic):
                 await self._store.wake(topic)  # for a worker that can use it
 
+    # -- claims
+
     async def _claim(self, topic: str, room: int) -> bool:
         """Claim from one topic; returns whether messages were claimed or entries are left."""
         work = self._ready.topics[topic]
@@ -90,7 +218,11 @@ class Fetcher(Service):
                 await self._give_back_unknown(topic)
             self._doubtful.add(topic)
             asked_at = self._loop.time()
-            claim = await self._store.claim(topic, room, lease=self._config.lease, holder=self._worker)
+            work.claiming += room
+            try:
+                claim = await self._store.claim(topic, room, lease=self._config.lease, holder=self._worker)
+            finally:
+                self._ready.claimed(work, room)
         except (StoreError, ResponseError) as error:  # refused: nothing was written, other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)
@@ -98,27 +230,33 @@ class Fetcher(Service):
                 self.refused[topic] = str(error)
                 events.emit(events.TopicFailed(queue=self._config.name, topic=topic, error=str(error)))
             return False
+        self._take_in(topic, claim, asked_at + self._config.lease)
+        return bool(claim.deliveries) or claim.left > 0
+
+    def _take_in(self, topic: str, claim: Claim, leased_until: float) -> None:
+        """Make what was claimed ready to run."""
         self._doubtful.discard(topic)
         self.refused.pop(topic, None)
-        self.claimed_at = monotonic()
+        self.claimed_at = self._looked[topic] = now = monotonic()
         self._holdings.set_clock(claim.now)
-        self._hot.pop(topic)
+        self._hot.pop(topic, None)
         if claim.left:
             self._heat(topic)
-        until = asked_at + self._config.lease
+        if not claim.deliveries:
+            return
+        work = self._ready.topics[topic]
         jobs = [
-            Job(delivery, self._holdings, work.handler, self._loop, asked_at, until)
+            Job(delivery, self._holdings, work.handler, self._loop, now, leased_until)
             for delivery in claim.deliveries
         ]
         self._holdings.jobs.update(jobs)
-        if jobs and events.heard(events.MessagesClaimed):
+        if events.heard(events.MessagesClaimed):
             events.emit(
                 events.MessagesClaimed(
                     queue=self._config.name, topic=topic, messages=len(jobs), worker=self._worker
                 )
             )
         self._ready.offer(work, jobs)
-        return bool(jobs) or claim.left > 0
 
     async def _give_back_unknown(self, topic: str) -> None:
         """Release what a claim without a reply leased to this worker, so that no lease has to run out."""
@@ -145,8 +283,17 @@ class Fetcher(Service):
 
     def _heat(self, *topics: str) -> None:
         for topic in topics:
-            self._hot.setdefault(topic)
+            if topic not in self._covered:
+                self._hot.setdefault(topic)
 
     async def close(self) -> None:
-        """Stop waiting for tokens."""
+        """Stop waiting for tokens, and give back what no reply told of."""
+        self._ready.not_on_room(self.alarm.ring)
+        if self.stopping:
+            await self._parked.end()  # what it brings is given back by the worker
+        await self._parked.close()
         await self._wakeup.close()
+        if self.stopping and self._holdings.shard.connection.number:
+            with suppress(MxRmqError):  # their leases run out
+                for topic in self._doubtful:
+                    await self._give_back_unknown(topic)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _MOST_LOSSES: Final = 1000
+_REPLIES: Final = 20
+"""Replies by which it is judged how long one has waited to be read."""
 
 
 class End(Enum):
@@ -43,11 +45,17 @@ class Holdings:
         """Also read by the lease keeper's thread."""
         self.present_until = inf
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
+        self.registered: tuple[int, float] | None = None
+        """The number of the connection by which others see this worker, and how long they wait if it is gone;
+        None if they do not see it."""
+        self.workers = 1
+        """How many workers are registered on the shard, as last heard."""
         self.stood_in = False
         """Whether the lease keeper's thread has ever settled something for the loop."""
         self.losses: deque[float] = deque(maxlen=_MOST_LOSSES)
         """When leases were lost, by the loop's clock."""
         self._server_ahead = 0.0
+        self._aheads: deque[float] = deque(maxlen=_REPLIES)
 
     def forget(self, jobs: Iterable[Job]) -> None:
         """Drop jobs, so that their leases are not extended any more."""
@@ -62,8 +70,17 @@ class Holdings:
         return load
 
     def set_clock(self, server_now: float) -> None:
-        """Note the server's time, just received."""
-        self._server_ahead = server_now - asyncio.get_running_loop().time()
+        """Note the server's time, just received in a reply on the shard's connection.
+
+        The reply shows that the connection was there when the server wrote it. How long ago that was follows
+        from the quickest of the last replies: this process may have stood still since.
+        """
+        now = asyncio.get_running_loop().time()
+        self._server_ahead = ahead = server_now - now
+        self._aheads.append(ahead)
+        if self.registered is not None and self.registered[0] == self.shard.connection.number:
+            written_at = now - (max(self._aheads) - ahead)
+            self.present_until = max(self.present_until, written_at + self.registered[1])
 
     def server_time(self, loop_time: float) -> float:
         """The server's time, in seconds since 1970, at an instant of the loop's clock."""
@@ -114,7 +131,7 @@ class Job:
         self.deadline = inf
         """When its handler times out, by the loop's clock; the lease is not extended past it."""
         self.claimed_at = claimed_at
-        """When the claim was sent, by the loop's clock."""
+        """When the claim was answered, by the loop's clock."""
         self.leased_until = leased_until
         """When the lease is over at the earliest, by the loop's clock; no handler begins after that."""
         self.started_at = 0.0

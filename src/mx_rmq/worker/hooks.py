@@ -178,7 +178,7 @@ def _event(delivery: Delivery, verdict: Died | Again) -> DeadEvent | RetryEvent:
     headers: Mapping[str, str] = {}
     attempts = 0
     try:
-        message = decode_message(verdict.body or delivery.body)
+        message = decode_message(verdict.body or delivery.body, delivery.id, delivery.topic)
         headers, attempts = message.headers, message.attempts
         payload = msgspec.json.decode(message.payload)
     except (UnreadableMessage, msgspec.MsgspecError):

@@ -8,7 +8,7 @@ out. The worker stays registered.
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -49,9 +49,11 @@ _TICK = 0.5
 class LeaseKeeper:
     """Extends the leases of all held jobs three times per lease, all topics in one write.
 
+    Calls block, so each shard has a thread of its own: one that does not answer holds up no other. With one
+    shard, one thread does everything.
+
     Args:
         settlers: what the worker holds, and how the loop settles it.
-        presences: the worker's registration on each shard.
         ready: the jobs that have not begun.
         pulse: whether the loop responds.
         config: of the queue.
@@ -61,7 +63,6 @@ class LeaseKeeper:
     def __init__(
         self,
         settlers: Mapping[Holdings, Settler],
-        presences: Mapping[Holdings, Presence],
         ready: ReadyJobs,
         pulse: Pulse,
         config: Config,
@@ -69,77 +70,73 @@ class LeaseKeeper:
     ) -> None:
         self._settlers = settlers
         self._ready = ready
+        self._config = config
         self._queue = config.name
-        self._lease = config.lease
-        # In a loop that hangs longer than this, the lease of a handler without a timeout is not extended.
-        self._longest_hang = max(config.patience, 4 * config.lease)
         self._loop = loop
         self._pulse = pulse
         self._stopping = threading.Event()
-        self._keepers = [
-            _Keeper(holdings, settler.hooks, presences[holdings], config, self._stopping)
-            for holdings, settler in settlers.items()
-        ]
-        self._slow = False
+        self._keepers: dict[Holdings, _Keeper] = {}
         self._thread = threading.Thread(target=self._run, name="mx-rmq-leases", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
+    def add(self, holdings: Holdings, presence: Presence) -> None:
+        """Keep the leases of a shard."""
+        hooks = self._settlers[holdings].hooks
+        keeper = _Keeper(holdings, hooks, presence, self._config, self._stopping, self._pulse, self._loop)
+        self._keepers = {**self._keepers, holdings: keeper}  # replaced, since the thread reads it
+        if len(self._keepers) > 1:
+            for each in self._keepers.values():
+                each.run_apart()
+
+    def remove(self, holdings: Holdings) -> None:
+        """Keep the leases of a shard no longer; nothing is held there."""
+        keepers = dict(self._keepers)
+        keepers.pop(holdings).end()
+        self._keepers = keepers
+
     def stop(self, patience: float) -> None:
-        """End the thread; waits for it at most *patience* seconds, if the server does not answer."""
+        """End the threads; waits for them at most *patience* seconds, if a server does not answer."""
         self._stopping.set()
-        self._thread.join(patience)
+        until = monotonic() + patience
+        for thread in [self._thread, *(keeper.thread for keeper in self._keepers.values())]:
+            if thread is not None:
+                thread.join(max(0.0, until - monotonic()))
 
     def _run(self) -> None:
-        third = self._lease / 3
-        due = monotonic() + third
-        wait = min(third, _TICK)
+        wait = self._config.lease / 3
         # If the loop was closed without a stop, no lease is worth extending.
-        while not self._stopping.wait(wait) and not self._loop.is_closed():
+        while not self._stopping.wait(min(wait, _TICK)) and not self._loop.is_closed():
+            wait = _TICK
             try:
                 hangs = self._pulse.hangs()
-                if (began := monotonic()) >= due:
-                    lasts = not hangs or began - self._pulse.beat_at < self._longest_hang
-                    kept = [keeper.extend(without_timeout=lasts) for keeper in self._keepers]
-                    # Counted from the beginning of the round, so that a slow round does not delay the next.
-                    due = began + (third if all(kept) else min(third, _TICK))
-                    if all(kept):
-                        self._note_pace(monotonic() - began)
-                if hangs:  # after the leases: while other threads compute, every call here is slow
-                    self._stand_in()
+                # Here, unless each has a thread. Leases first: while other threads compute, calls are slow.
+                alone = [keeper for keeper in self._keepers.values() if keeper.thread is None]
+                for keeper in alone:
+                    keeper.extend_if_due()
+                if hangs:
+                    self._take_back()
+                for keeper in self._keepers.values():
+                    keeper.loop_hangs = hangs
+                for keeper in alone:
+                    wait = keeper.turn()
             except Exception as error:
                 events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
-                due = monotonic() + min(third, _TICK)
-            wait = max(0.0, min(_TICK, due - monotonic()))
-        for keeper in self._keepers:
-            keeper.close()
+        for keeper in self._keepers.values():
+            if keeper.thread is None:
+                keeper.close()
 
-    def _note_pace(self, took: float) -> None:
-        """Report once that this thread gets too little time: it shares the interpreter with the handlers."""
-        slow = took > self._lease / 3
-        if slow and not self._slow:
-            slow_for = round(took, 3)
-            events.emit(events.LeasesSlow(queue=self._queue, seconds=slow_for, lease=self._lease))
-        self._slow = slow
-
-    def _stand_in(self) -> None:
-        """Give back and settle jobs in place of a loop that hangs."""
-        silent_since = self._pulse.beat_at
+    def _take_back(self) -> None:
+        """Take the jobs that have not begun from a loop that hangs; the keepers give them back."""
         jobs = self._ready.take_back(monotonic())
         tell(self._loop, self._ready.forget_ready, len(jobs))
         for job in jobs:
             job.verdict = RETURNED
+        for holdings, keeper in self._keepers.items():
+            keeper.taken_back.extend(job for job in jobs if job.holdings is holdings)
         tell(self._loop, give_back, self._settlers, jobs)  # done by the loop if it recovers first
-        done: Counter[str] = Counter()
-        for keeper in self._keepers:
-            keeper.time_out()
-            done += keeper.settle(jobs)
-            keeper.stay_present()
-        if done:
-            seconds = round(monotonic() - silent_since, 1)
-            events.emit(events.LoopHangs(queue=self._queue, seconds=seconds, settled=dict(done)))
 
 
 class _Keeper:
@@ -152,6 +149,8 @@ class _Keeper:
         presence: Presence,
         config: Config,
         stopping: threading.Event,
+        pulse: Pulse,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._holdings = holdings
         self._hooks = hooks
@@ -160,17 +159,95 @@ class _Keeper:
         self._queue = config.name
         self._lease = config.lease
         self._patience = config.patience
+        # In a loop that hangs longer than this, the lease of a handler without a timeout is not extended.
+        self._longest_hang = max(config.patience, 4 * config.lease)
         self._stopping = stopping
+        self._ending = threading.Event()
+        self._pulse = pulse
+        self._loop = loop
         # Three attempts within a lease: a connection that a router dropped must not cost the lease.
         timeout = min(config.socket_timeout, max(0.5, config.lease / 3))
         self._store: Store
         self._connections: BlockingConnections
         self._store, self._connections = holdings.shard.blocking_store(timeout)
         self._away = False
+        self._slow = False
         self._failed: set[str] = set()
         """Topics whose leases could not be extended the last time; each is reported once."""
         self._unsettled: dict[Job, float] = {}
         """Jobs that have a verdict, and when this was first seen."""
+        self._due = monotonic() + self._lease / 3
+        self._busy = threading.Lock()
+        self.loop_hangs = False
+        self.taken_back: deque[Job] = deque()
+        """Jobs to release, in the order of the claims, because the loop hangs."""
+        self.thread: threading.Thread | None = None
+        """Its own thread; None while the lease keeper's does its work."""
+
+    def run_apart(self) -> None:
+        """Work in a thread of its own from now on."""
+        if self.thread is None:
+            name = f"mx-rmq-leases-{self._holdings.shard.name}"
+            self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self.thread.start()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._ending.set()
+
+    def _run(self) -> None:
+        wait = min(self._lease / 3, _TICK)
+        while not self._stopping.is_set() and not self._ending.wait(wait) and not self._loop.is_closed():
+            wait = self.turn()
+        self.close()
+
+    def turn(self) -> float:
+        """Do what there is to do now; returns how many seconds to wait before the next turn."""
+        with self._busy:  # the lease keeper's thread may be in its last turn here
+            try:
+                self._extend_if_due()
+                if self.loop_hangs:
+                    self._stand_in()
+            except Exception as error:
+                events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
+                self._due = monotonic() + min(self._lease / 3, _TICK)
+        return max(0.0, min(_TICK, self._due - monotonic()))
+
+    def extend_if_due(self) -> None:
+        """Extend the leases, if a third of the lease has passed."""
+        with self._busy:
+            self._extend_if_due()
+
+    def _extend_if_due(self) -> None:
+        if (began := monotonic()) >= self._due:
+            third = self._lease / 3
+            lasts = not self.loop_hangs or began - self._pulse.beat_at < self._longest_hang
+            kept = self.extend(without_timeout=lasts)
+            # Counted from the beginning of the round, so that a slow round does not delay the next.
+            self._due = began + (third if kept else min(third, _TICK))
+            if kept:
+                self._note_pace(monotonic() - began)
+
+    def _note_pace(self, took: float) -> None:
+        """Report once that this thread gets too little time: it shares the interpreter with the handlers."""
+        slow = took > self._lease / 3
+        if slow and not self._slow:
+            slow_for = round(took, 3)
+            events.emit(events.LeasesSlow(queue=self._queue, seconds=slow_for, lease=self._lease))
+        self._slow = slow
+
+    def _stand_in(self) -> None:
+        """Give back and settle jobs in place of a loop that hangs."""
+        silent_since = self._pulse.beat_at
+        jobs = list(self.taken_back)
+        self.time_out()
+        done = self.settle(jobs)
+        for _ in jobs:
+            self.taken_back.popleft()
+        self.stay_present()
+        if done:
+            seconds = round(monotonic() - silent_since, 1)
+            events.emit(events.LoopHangs(queue=self._queue, seconds=seconds, settled=dict(done)))
 
     def extend(self, *, without_timeout: bool) -> bool:
         """Extend the held jobs once, except those that ran past their handler's timeout.
@@ -242,10 +319,11 @@ class _Keeper:
                 continue
             run = Run(self._holdings.server_time(job.started_at), self._presence.worker, now - job.started_at)
             # Decoded anew, because the handler reads its own copy.
-            verdict = outcome.timed_out(decode_message(job.delivery.body), run, job.handler.retry)
-            job.verdict = verdict
+            delivery = job.delivery
+            message = decode_message(delivery.body, delivery.id, delivery.topic)
+            job.verdict = verdict = outcome.timed_out(message, run, job.handler.retry)
             tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
-            announce(self._queue, job.delivery, verdict, run.took, job.waited)
+            announce(self._queue, delivery, verdict, run.took, job.waited)
 
     def stay_present(self) -> None:
         """Register the worker, which the loop cannot do; others must not take it for vanished."""
@@ -261,8 +339,7 @@ class _Keeper:
             given_back: those of them to release, in the order of the claims.
         """
         groups: dict[tuple[type[Verdict], str], list[tuple[Job, Verdict]]] = defaultdict(list)
-        here = [job for job in given_back if job.holdings is self._holdings]
-        for job in dict.fromkeys([*here, *self._holdings.jobs]):
+        for job in dict.fromkeys([*given_back, *self._holdings.jobs]):
             verdict = job.verdict
             if verdict is not None and not job.is_settled:
                 groups[type(verdict), job.delivery.topic].append((job, verdict))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from redis.exceptions import ResponseError
 
 from mx_rmq import events
-from mx_rmq.errors import MxRmqError, StoreError, UnreadableMessage
+from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError, UnreadableMessage
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_message, encode_message
 from mx_rmq.storage.contract import Delivery, Settled
@@ -21,11 +21,12 @@ from mx_rmq.worker import outcome
 from mx_rmq.worker.calm import Calm
 from mx_rmq.worker.outcome import Again, Returned, Run, Verdict
 from mx_rmq.worker.presence import is_monitor, monitor_of
+from mx_rmq.worker.rounds import FEW
 from mx_rmq.worker.service import Service
 from mx_rmq.worker.settler import announce, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Set
 
     from mx_rmq.config import Config
     from mx_rmq.retry import Retry
@@ -33,8 +34,16 @@ if TYPE_CHECKING:
     from mx_rmq.worker.holdings import Holdings
     from mx_rmq.worker.hooks import Hooks
     from mx_rmq.worker.presence import Presence
+    from mx_rmq.worker.rounds import Rounds
 
 _INTERVAL = 0.5
+_SELDOM: Final = 5.0
+"""Seconds after which it looks for what is overdue though no deadline that it knows has passed."""
+_CLEANING: Final = 30.0
+"""Seconds after which it sends a take-over though nothing is late: it also forgets ids that stayed taken."""
+_SOON: Final = 0.001
+_APART: Final = 0.001
+"""Seconds between the looks of many workers at one deadline."""
 _BATCH: Final = 200
 _HOUSEKEEPING: Final = 5.0
 _FORGETTING: Final = 3600.0
@@ -52,6 +61,7 @@ class Monitor(Service):
         holdings: what the worker holds on the shard.
         config: of the queue.
         presence: of the worker on the shard.
+        rounds: when to look after the shard.
         hooks: called for what the server accepted.
         retries: the retry policy of each topic that has a handler here.
         on_recovered: called with a topic in which messages were recovered. Their wake token may go to a
@@ -63,58 +73,118 @@ class Monitor(Service):
         holdings: Holdings,
         config: Config,
         presence: Presence,
+        rounds: Rounds,
         hooks: Hooks,
         retries: Mapping[str, Retry],
         on_recovered: Callable[[str], None],
     ) -> None:
         super().__init__("monitor", holdings.shard.availability, _INTERVAL)
         self._on_recovered = on_recovered
+        self._holdings = holdings
         self._hooks = hooks
         self._store = holdings.shard.store
+        self._shard = holdings.shard
         self._queries = Queries(self._store)
         self._config = config
         self._queue = config.name
         self._retries = retries
         self._presence = presence
+        self._rounds = rounds
+        self._loop = asyncio.get_running_loop()
         # The next call settles a take-over. If this worker dies in between, others must not wait long.
         self._lease = min(config.lease, max(_SHORTEST, config.lease / 4))
         self._batch = _BATCH
         self._has_looked = False
+        self._seldom = min(_SELDOM, config.lease / 3)
+        self._cleaned_at = -inf
+        """When it last sent a take-over."""
+        self._looked_for_at = self._looks_at = -inf
+        """When it last looked for what is overdue, and when to look even if it is another worker's turn."""
         self.introduced = asyncio.Event()
         """Set when the worker is registered, or that was tried."""
-        self._calm = Calm(config, asyncio.get_running_loop().time)
+        self._calm = Calm(config, self._loop.time)
         self._kept_house_at = -inf
         self.turn = asyncio.Lock()
         """Held during a step."""
-        self._forgets_at = asyncio.get_running_loop().time() + random() * _FORGETTING  # noqa: S311 - spreads the work of many workers
+        self._forgets_at = self._loop.time() + random() * _FORGETTING  # noqa: S311 - spreads the work of many workers
 
     async def step(self) -> float:
         """Take over and settle what is overdue."""
         async with self.turn:
-            return await self._step()
+            try:
+                return await self._step()
+            except ServerUnavailable as error:
+                self._calm.failed(error)
+                self._looks_at = -inf
+                raise
 
     async def _step(self) -> float:
-        if not self._has_looked:  # learn which workers are connected before any is blamed
+        if not self._has_looked:
             try:
                 await self._presence.step(recover=False)
             finally:
                 self.introduced.set()
             self._has_looked = True
-        overdue = await self._take_over()
-        for id_ in overdue.poisoned:
-            events.emit(events.MessagePoisoned(queue=self._queue, id=id_, place="processing"))
-        for id_ in overdue.cleaned:
-            events.emit(events.MessageCleaned(queue=self._queue, id=id_))
-        if overdue.taken:
-            await self._settle(overdue.taken, overdue.now)
+        mine = False
+        if self._rounds.wait() <= 0:
+            turn = self._rounds.ask()
+            if self._presence.is_due(early=self._rounds.are_shared):  # in the same write
+                (mine, heard), _ = await asyncio.gather(turn, self._presence.register())
+            else:
+                mine, heard = await turn
+            if heard is not None:
+                self._calm.heard(*heard)
+        taken = self._is_time(mine=mine) and await self._look()
         await self._keep_house()
-        more = await self._presence.step(recover=not self._calm.holding)
-        return 0.0 if overdue.taken or more else self._presence.pause(_INTERVAL)
+        more = await self._presence.step(recover=not self._calm.holding, look=mine)
+        if mine:
+            self._calm.reached()
+        if taken or more:
+            self._looks_at = -inf
+            return 0.0
+        now = self._loop.time()
+        left = min(self._rounds.wait(), max(_SOON, self._looks_at - now))
+        return max(0.0, min(left, self._presence.pause(_INTERVAL)))
+
+    def _is_time(self, *, mine: bool) -> bool:
+        """Whether to look for what is overdue: at the first deadline that is known, and now and then."""
+        if self._loop.time() >= self._looks_at or self._calm.holding or self._calm.refused:
+            return True
+        return mine and self._loop.time() - self._looked_for_at >= self._seldom
+
+    async def _look(self) -> bool:
+        """Take over and settle what is overdue; returns whether there was something."""
+        asked_at = self._looked_for_at = self._loop.time()
+        (sent_at, now), deadline = await asyncio.gather(
+            self._queries.timed(self._loop.time), self._queries.next_deadline()
+        )
+        self._calm.heard(sent_at, now)
+        late = deadline is not None and deadline <= now
+        if late or asked_at - self._cleaned_at >= _CLEANING or self._calm.refused:
+            overdue = await self._take_over()
+            self._cleaned_at = asked_at
+            for id_ in overdue.poisoned:
+                events.emit(events.MessagePoisoned(queue=self._queue, id=id_, place="processing"))
+            for id_ in overdue.cleaned:
+                events.emit(events.MessageCleaned(queue=self._queue, id=id_))
+            if overdue.taken:
+                await self._settle(overdue.taken, overdue.now)
+                return True
+        # Every new lease is seen in time: it does not end sooner than in a lease.
+        wait = inf if self._rounds.are_shared else self._seldom
+        if late:  # the call was too late, or there is more
+            wait = _INTERVAL
+        elif deadline is not None:
+            # Many know of the same deadline; they do not all come at once.
+            apart = random() * _APART * self._holdings.workers if self._rounds.are_shared else 0.0  # noqa: S311
+            wait = min(wait, deadline - now + apart)
+        self._looks_at = asked_at + wait
+        return False
 
     async def _take_over(self) -> Overdue:
         if self._calm.refused:
             await self._presence.register()  # raises as long as the server refuses writes
-        sent_at = asyncio.get_running_loop().time()
+        sent_at = self._loop.time()
         try:
             overdue = await self._store.take_over(
                 self._batch,
@@ -131,8 +201,9 @@ class Monitor(Service):
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         groups: dict[tuple[str, type[Verdict]], list[tuple[Takeover, Verdict]]] = defaultdict(list)
         recovered: dict[tuple[str, str], list[str]] = defaultdict(list)
+        seen = await self._presence.seen({each.previous for each in taken if each.cause != "expired"})
         for takeover in taken:
-            delivery, verdict = takeover.delivery, self._judge(takeover, now)
+            delivery, verdict = takeover.delivery, self._judge(takeover, now, seen)
             groups[delivery.topic, type(verdict)].append((takeover, verdict))
             if isinstance(verdict, Again | Returned):
                 recovered[delivery.topic, takeover.previous].append(delivery.id)
@@ -155,11 +226,11 @@ class Monitor(Service):
             self._lease = min(self._config.lease, 2 * self._lease)
             self._batch = max(1, self._batch // 2)
 
-    def _judge(self, takeover: Takeover, now: float) -> Verdict:
-        """The verdict on a message that ran past its deadline."""
+    def _judge(self, takeover: Takeover, now: float, seen: Set[str]) -> Verdict:
+        """The verdict on a message that ran past its deadline; *seen* are the holders that are connected."""
         delivery, previous = takeover.delivery, takeover.previous
         try:
-            message = decode_message(delivery.body)
+            message = decode_message(delivery.body, delivery.id, delivery.topic)
         except UnreadableMessage as error:
             return outcome.unreadable(error)
         if takeover.cause == "expired":
@@ -167,7 +238,7 @@ class Monitor(Service):
         began = takeover.cause == "started"
         run, limit = Run(now, previous), self._config.crash_limit
         verdict: Verdict
-        if self._presence.sees(previous):
+        if previous in seen:
             retry = self._retries.get(delivery.topic, self._config.retry)
             began = began and not is_monitor(previous)
             verdict = outcome.lapsed(message, run, retry, limit, began=began)
@@ -180,18 +251,18 @@ class Monitor(Service):
 
     async def _keep_house(self) -> None:
         """Delete dead messages beyond retention, every few seconds, and forget topics, every hour."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
         self._kept_house_at = now
         if self._config.dlq_max_age is not None or self._config.dlq_max_count is not None:
-            deleted = BATCH
+            deleted, most = BATCH, self._config.dlq_max_count
+            if most is not None:  # each shard keeps its share
+                most = -(-most // self._shard.siblings)
             while deleted == BATCH:
-                deleted = await self._store.trim_dead(
-                    max_age=self._config.dlq_max_age, max_count=self._config.dlq_max_count
-                )
+                deleted = await self._store.trim_dead(max_age=self._config.dlq_max_age, max_count=most)
         if now >= self._forgets_at:
-            self._forgets_at = now + _FORGETTING
+            self._forgets_at = now + _FORGETTING * max(1.0, self._holdings.workers / FEW)
             await self.forget_topics()
 
     async def forget_topics(self, unused: float = _UNUSED) -> None:
@@ -220,8 +291,8 @@ class Monitor(Service):
             for start in range(0, len(own), BATCH):
                 await self._store.extend(topic, own[start : start + BATCH], lease=self._config.lease)
         await self._presence.register()
-        self._calm = Calm(self._config, asyncio.get_running_loop().time)
-        self._kept_house_at = -inf
+        self._calm = Calm(self._config, self._loop.time)
+        self._kept_house_at = self._looks_at = -inf
 
     async def leave(self) -> None:
         """Remove this worker's registration."""

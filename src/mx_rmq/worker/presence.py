@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -14,9 +14,10 @@ from mx_rmq.errors import StoreError
 from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
+from mx_rmq.storage.vanished import encode_vanished
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Set
+    from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
     from mx_rmq.config import Config
     from mx_rmq.storage.store import Store
@@ -26,17 +27,11 @@ REGISTER: Final = 5.0
 """Seconds between two registrations of a worker."""
 _REFRESH: Final = 0.4
 """The shortest time between two registrations of a load that has changed; a step is made twice a second."""
+_REGISTRATIONS: Final = 100
+"""How often in a second many workers together register."""
+_EARLY: Final = 0.65
+"""The part of that time after which a worker registers if it asks the server something anyway."""
 _MONITOR: Final = ".monitor"
-
-
-class _Said(msgspec.Struct):
-    """What a worker registered about its connection; other programs may have written invalid data."""
-
-    server: str = ""
-    connection: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)] | None = None
-
-
-_NOTHING: Final = _Said()
 
 
 class Presence:
@@ -52,7 +47,6 @@ class Presence:
         worker: the worker's name.
         facts: what it registers about itself.
         vitals: returns what it registers about how it is; called by any thread.
-        also: asks the server something else at every step, in the same round trip.
     """
 
     def __init__(
@@ -62,9 +56,7 @@ class Presence:
         worker: str,
         facts: Mapping[str, Any],
         vitals: Callable[[], Mapping[str, Any]] = dict,
-        also: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._also = also or _nothing
         self._holdings = holdings
         self._connection = holdings.shard.connection
         self._store = holdings.shard.store
@@ -78,49 +70,64 @@ class Presence:
         self._facts = dict(facts)
         self._vitals = vitals
         self._load: dict[str, tuple[int, int]] = {}
-        self._said = msgspec.json.encode(facts)
         self._said_at = -inf
         self._known = -1
         """The number of the connection to which ``_own`` and ``_missing`` belong."""
         self._own: ClientIdentity | None = None
         self._missing: dict[tuple[str, int], float] = {}
         """Workers whose connection is gone, and when this was first seen."""
-        self._present: Set[str] = frozenset()
-        """Workers whose connection was listed at the last look."""
+        self._checked_at = -inf
+        """When this worker last saw that it is registered."""
         self._vanished: dict[str, float] = {}
         """Workers that vanished recently, and when; for the history of their messages."""
         self._recovers = True
         self._told = False
         self._loop = asyncio.get_running_loop()
 
-    async def step(self, *, recover: bool = True) -> bool:
+    async def step(self, *, recover: bool = True, look: bool = True) -> bool:
         """Register this worker if it is time to, and end the leases of workers that vanished.
 
         Args:
             recover: False while disconnected workers may still be coming back.
+            look: whether to look at all workers. Otherwise only those that this worker has missed before are
+                looked at, when their grace is over; and a worker that holds messages looks at itself.
 
         Returns whether any lease ended, so that there is something to take over.
         """
         self._recovers = recover
         if self._grace is not None and self._connection.number != self._known:
             await self._identify()
-        if self._load_changed() or self._loop.time() - self._said_at >= REGISTER:
+        if self._load_changed() or self.is_due():
             await self.register()
-        if self._grace is not None and self._own is not None:
-            try:
-                return await self._look(self._own, self._grace if recover else inf)
-            except ResponseError as error:
-                self._cannot(error)
-        else:
-            await self._also()
+        if self._grace is None or self._own is None:
+            return False
+        grace = self._grace if recover else inf
+        try:
+            if look:
+                return await self._look(self._own, grace)
+            if self._missing and self.pause(inf) <= 0:
+                return await self._look(self._own, grace, [name for name, _ in self._missing])
+            now = self._loop.time()
+            if self._holdings.jobs and now - self._checked_at >= self._grace / 4:
+                await self._check(await self._queries.connections([self.worker]), now)
+        except ResponseError as error:
+            self._cannot(error)
         return False
+
+    def is_due(self, *, early: bool = False) -> bool:
+        """Whether it is time to register again, by the known connection; with *early*, nearly time."""
+        if self._grace is not None and self._connection.number != self._known:
+            return False
+        return self._loop.time() - self._said_at >= self._every() * (_EARLY if early else 1.0)
 
     async def stay(self, store: Store) -> None:
         """Register this worker over another connection; the lease keeper's thread does so if the loop hangs.
 
         Otherwise the worker would count as gone though its process lives, and its messages as crashed.
         """
-        await store.register_worker(self.worker, self._composed(), silence=self._silence)
+        await store.register_worker(
+            self.worker, self._composed(), connection=self._identity(), silence=self._silence
+        )
 
     async def leave(self) -> None:
         """Remove this worker's registration."""
@@ -139,12 +146,22 @@ class Presence:
         """Whether a holder of leases is known to have vanished."""
         return _worker_of(holder) in self._vanished
 
-    def sees(self, holder: str) -> bool:
-        """Whether a holder of leases was registered and connected at the last look."""
-        return _worker_of(holder) in self._present
+    async def seen(self, holders: Collection[str]) -> Set[str]:
+        """Those of the holders of leases whose worker is registered and connected."""
+        if self._own is None:
+            return frozenset()
+        names = {holder: _worker_of(holder) for holder in holders}
+        try:
+            said = await self._queries.connections(sorted(set(names.values())))
+            ids = _ids(said, self._own.server)
+            there: Set[int] = await self._queries.connected(set(ids.values())) if ids else frozenset()
+        except ResponseError:  # a right was taken away; the next look says so
+            return frozenset()
+        return {holder for holder, name in names.items() if ids.get(name) in there}
 
     async def _identify(self) -> None:
         """Learn which connection this is, and have it registered at once."""
+        self._holdings.registered = None
         self._missing.clear()  # workers cut off at the same time get the whole grace to come back
         while True:
             before = self._connection.number
@@ -171,16 +188,23 @@ class Presence:
         self._load = load
         return True
 
+    def _every(self) -> float:
+        """Seconds between two registrations: of very many workers each registers more seldom."""
+        return max(REGISTER, min(self._holdings.workers / _REGISTRATIONS, 2 * REGISTER))
+
+    def _identity(self) -> bytes:
+        """The connection to register."""
+        return self._own.text if self._own else b""
+
     def _composed(self) -> bytes:
-        """What to register."""
+        """What to register for people."""
         own = {"connection": self._own.id, "server": self._own.server} if self._own else {}
         load = {"load": self._load} if self._load else {}
         return msgspec.json.encode({**self._facts, **self._vitals(), **own, **load})
 
     def _cannot(self, error: ResponseError) -> None:
         """Rely on the leases alone until there is another connection."""
-        self._own = None
-        self._present = frozenset()
+        self._own = self._holdings.registered = None
         self._missing.clear()
         self._introduce()
         if not self._told:
@@ -189,36 +213,56 @@ class Presence:
 
     async def register(self) -> None:
         """Register this worker as living."""
-        self._said_at, self._said = self._loop.time(), self._composed()
-        await self._store.register_worker(self.worker, self._said, silence=self._silence)
-        self._seen_at(self._said_at)
+        said_at = self._loop.time()
+        answer = await self._store.register_worker(
+            self.worker, self._composed(), connection=self._identity(), silence=self._silence
+        )
+        self._said_at = said_at
+        self._holdings.workers = answer.workers
+        self._seen_at(said_at)
 
     def _seen_at(self, at: float) -> None:
         """Note when others saw this worker; for one grace from then, none can take it for vanished."""
-        if self._grace is not None and self._connection.number == self._known:
-            self._holdings.present_until = inf if self._own is None else at + self._grace
+        self._checked_at = at
+        if self._grace is None or self._connection.number != self._known:
+            return
+        if self._own is None:
+            self._holdings.present_until = inf
+        else:
+            until, before = at + self._grace, self._holdings.present_until
+            self._holdings.registered = self._known, self._grace
+            self._holdings.present_until = until if before == inf else max(until, before)
 
-    async def _look(self, own: ClientIdentity, grace: float) -> bool:
-        """Find workers whose connection is gone, and recover from those gone for *grace* seconds."""
-        asked_at = self._loop.time()
-        registered, _ = await asyncio.gather(self._queries.registered(), self._also())
-        known = registered.get(self.worker) == self._said
-        if not known:  # another worker removed it as vanished, or the server was emptied
+    async def _check(self, registered: Mapping[str, bytes], asked_at: float) -> None:
+        """Note that this worker is registered, or register it again."""
+        if registered.get(self.worker) == self._identity():
+            self._seen_at(asked_at)
+        else:  # another worker removed it as vanished, or the server was emptied
             await self.register()
-        ids = {name: id_ for name, facts in registered.items() if (id_ := _connection(facts, own.server))}
-        there = await self._queries.connected({own.id, *ids.values()})
+
+    async def _look(self, own: ClientIdentity, grace: float, names: Sequence[str] | None = None) -> bool:
+        """Find workers whose connection is gone, and recover from those gone for *grace* seconds.
+
+        Args:
+            own: this worker's connection.
+            grace: seconds.
+            names: the workers to look at; None for all.
+        """
+        asked_at = self._loop.time()
+        registered = await self._queries.connections(None if names is None else [self.worker, *names])
+        ids = _ids(registered, own.server)
+        others = {id_ for name, id_ in ids.items() if name != self.worker}
+        there = await self._queries.connected({own.id, *others}) if others else {own.id}
         if self._connection.number != self._known:
             return False
         if own.id not in there:
             raise ResponseError("the server does not list this connection any more")
-        if known:
-            self._seen_at(asked_at)
+        await self._check(registered, asked_at)
         # An absence lasts from the end of the first look without the connection to the start of this look:
         # time in which this loop was busy must not count as another worker's absence.
         now = self._loop.time()
-        gone = {(name, id_) for name, id_ in ids.items() if id_ not in there}
+        gone = {(name, id_) for name, id_ in ids.items() if id_ not in there and name != self.worker}
         self._missing = {each: self._missing.get(each, now) for each in gone}
-        self._present = ids.keys() - {name for name, _ in gone}
         self._vanished = {name: at for name, at in self._vanished.items() if now - at < SILENCE}
         over = [each for each, since in self._missing.items() if asked_at - since >= grace]
         for each in over:
@@ -238,13 +282,13 @@ class Presence:
                 if (name := _worker_of(lease.holder)) in vanished:
                     held.setdefault(name, []).append(Delivery(id_, topic, lease.token, b"", inf))
         # A worker that has come back since keeps its leases; those it takes from now on were not read above.
-        registered = await self._queries.registered()
-        for name, facts in vanished.items():
-            if registered.get(name) == facts:
-                await self._end(name, held.get(name, []))
+        registered = await self._queries.connections(list(vanished))
+        for name, connection in vanished.items():
+            if registered.get(name) == connection:
+                await self._end(name, connection, held.get(name, []))
         return bool(held)
 
-    async def _end(self, name: str, deliveries: list[Delivery]) -> None:
+    async def _end(self, name: str, connection: bytes, deliveries: list[Delivery]) -> None:
         events.emit(events.WorkerVanished(queue=self._queue, worker=name, messages=len(deliveries)))
         self._vanished[name] = self._loop.time()
         for topic in {delivery.topic for delivery in deliveries}:
@@ -254,7 +298,15 @@ class Presence:
                     await self._store.end_leases(topic, of_topic[start : start + BATCH])
                 except StoreError as error:
                     events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
-        await self._store.register_worker(name, b"", silence=self._silence)
+        await self._store.register_worker(name, b"", connection=connection, silence=self._silence)
+        await self._note(name, deliveries)
+
+    async def _note(self, name: str, deliveries: list[Delivery]) -> None:
+        """Note for operators that a worker vanished."""
+        try:
+            await self._store.note_vanished(name, encode_vanished(self.worker, deliveries))
+        except StoreError as error:
+            events.emit(events.VanishedNotNoted(queue=self._queue, worker=name, error=str(error)))
 
 
 def monitor_of(worker: str) -> str:
@@ -267,18 +319,11 @@ def is_monitor(holder: str) -> bool:
     return holder.endswith(_MONITOR)
 
 
-async def _nothing() -> None:
-    pass
-
-
 def _worker_of(holder: str) -> str:
     return holder.removesuffix(_MONITOR)
 
 
-def _connection(facts: bytes, server: str) -> int | None:
-    """The connection a worker registered in this run of the server, None if it did not."""
-    try:
-        said = msgspec.json.decode(facts, type=_Said)
-    except msgspec.MsgspecError:
-        said = _NOTHING
-    return said.connection if said.server == server else None
+def _ids(said: Mapping[str, bytes], server: str) -> dict[str, int]:
+    """The client ids of those workers that registered in this run of the server."""
+    found = ((name, ClientIdentity.parse(text)) for name, text in said.items())
+    return {name: client.id for name, client in found if client is not None and client.server == server}

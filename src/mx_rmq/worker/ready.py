@@ -27,7 +27,7 @@ wait, a few runners do all the work, and waking the others would cost more than 
 class TopicWork:
     """The ready and running jobs of one topic."""
 
-    __slots__ = ("handler", "limit", "lingering", "pace", "queued", "ready", "ripe", "runs")
+    __slots__ = ("claiming", "handler", "limit", "lingering", "pace", "queued", "ready", "ripe", "runs")
 
     def __init__(self, handler: Handler[..., Any], concurrency: int, now: float) -> None:
         self.handler = handler
@@ -35,6 +35,8 @@ class TopicWork:
         self.ready: deque[Job] = deque()
         self.runs = 0
         """Handler calls under way."""
+        self.claiming = 0
+        """Messages that claims under way may bring; each shard has its own."""
         self.queued = False
         """Whether the topic is in the line of topics that could run now."""
         self.ripe = False
@@ -245,6 +247,20 @@ class ReadyJobs:
         """Call *tell* whenever there may be room for more."""
         self._room_listeners.append(tell)
 
+    def not_on_room(self, tell: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        if tell in self._room_listeners:
+            self._room_listeners.remove(tell)
+
+    def runs_to_share(self) -> int:
+        """How many runs a parked claim may bring messages for, at least one.
+
+        Every shard has such a claim, and each may be answered first. If several are answered at once, the
+        worker holds a few messages more than it can run, until runs end or the surplus is given back.
+        """
+        free = self.concurrency - self._runs - sum(topic.starting for topic in self.topics.values())
+        return max(1, free // max(1, len(self._room_listeners)))
+
     def room(self, topic: TopicWork) -> int:
         """How many more messages of a topic to claim; the prefetch is refilled when a quarter of it is used.
 
@@ -264,7 +280,15 @@ class ReadyJobs:
                     unused -= max(0, len(other.ready) - other.starting * other.handler.batch)
             spare = min(spare, unused)
         runs = max(0, min(runs, topic.limit - topic.runs))
-        return max(0, min(runs * batch + max(0, spare) - ready, _MOST_AT_ONCE))
+        return max(0, min(runs * batch + max(0, spare) - ready - topic.claiming, _MOST_AT_ONCE))
+
+    def claimed(self, topic: TopicWork, room: int) -> None:
+        """End a claim that had reserved room; a claim from another shard may have waited for it."""
+        topic.claiming -= room
+        if len(self._room_listeners) > 1:
+            self._room_listeners.append(self._room_listeners.pop(0))  # each is first in turn
+            for tell in self._room_listeners:
+                tell()
 
 
 def _emptied(topic: TopicWork) -> list[Job]:

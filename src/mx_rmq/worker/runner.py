@@ -140,11 +140,12 @@ class Runner:
             job.stop(End.LATE)
         if job.end is not None:
             return _abandoned(job.end)
+        delivery = job.delivery
         try:
-            job.message = message = decode_message(job.delivery.body)
+            job.message = message = decode_message(delivery.body, delivery.id, delivery.topic)
             if message.remember_for is None:
                 message.remember_for = job.handler.remember
-            if job.delivery.expires_at <= job.holdings.server_time(now):
+            if delivery.expires_at <= job.holdings.server_time(now):
                 return outcome.expired(message)
             job.payload = job.handler.payload_type.decode(message.payload)
         except UnreadableMessage as error:

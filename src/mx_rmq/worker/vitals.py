@@ -48,17 +48,18 @@ class Vitals:
     def read(self) -> WorkerHealth:
         """How the worker is now."""
         now, lag = monotonic(), self._pulse.lag()
-        loads = [load for holdings in self._services for load in holdings.load().values()]
-        lost = sum(now - at < _LATELY for holdings in self._services for at in list(holdings.losses))
+        loads = [load for holdings in list(self._services) for load in holdings.load().values()]
+        lost = sum(now - at < _LATELY for holdings in list(self._services) for at in list(holdings.losses))
         problems: list[str] = []
         stuck: list[str] = []
-        for services in self._services.values():
+        for holdings, services in list(self._services.items()):
+            of = f" of shard {holdings.shard.name}" if holdings.shard.name else ""
             for service in services:
-                limit = self._limit(service)
+                limit, name = self._limit(service), f"{service.name}{of}"
                 if now - service.tried_at > limit:
-                    stuck.append(f"the {service.name} has been stuck for {now - service.tried_at:.0f} s")
+                    stuck.append(f"the {name} has been stuck for {now - service.tried_at:.0f} s")
                 elif now - service.looked_at > limit:
-                    problems.append(f"the {service.name} has failed for {now - service.looked_at:.0f} s")
+                    problems.append(f"the {name} has failed for {now - service.looked_at:.0f} s")
                 if isinstance(service, Fetcher):
                     refused = list(service.refused.items())
                     problems += [f"the server refuses claims of {topic}: {why}" for topic, why in refused]
@@ -72,7 +73,10 @@ class Vitals:
             running=sum(running for running, _ in loads),
             held=sum(held for _, held in loads),
             leases_lost=lost,
-            shards=tuple(_shard(services, now) for services in self._services.values()),
+            shards=tuple(
+                _shard(holdings.shard.name, services, now)
+                for holdings, services in list(self._services.items())
+            ),
             problems=(*stuck, *problems),
             stuck=tuple(stuck),
         )
@@ -92,10 +96,10 @@ class Vitals:
         return max(self._config.lease, 3 * service.interval) + self._config.socket_timeout
 
 
-def _shard(services: Sequence[Service], now: float) -> ShardHealth:
+def _shard(name: str, services: Sequence[Service], now: float) -> ShardHealth:
     looks = {service.name: now - service.looked_at for service in services}
     for service in services:
         if isinstance(service, Fetcher):
             claimed = None if service.claimed_at is None else now - service.claimed_at
-            return ShardHealth(last_claim=claimed, looks=looks, refused=dict(service.refused))
-    return ShardHealth(looks=looks)
+            return ShardHealth(name=name, last_claim=claimed, looks=looks, refused=dict(service.refused))
+    return ShardHealth(name=name, looks=looks)

@@ -14,14 +14,17 @@ from uuid import uuid4
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, NoHandler
 from mx_rmq.version import __version__
+from mx_rmq.worker.base_watch import BaseWatch
 from mx_rmq.worker.fetcher import Fetcher
 from mx_rmq.worker.holdings import End, Holdings
+from mx_rmq.worker.holds import Holds
 from mx_rmq.worker.hooks import Hooks
 from mx_rmq.worker.lease_keeper import LeaseKeeper
 from mx_rmq.worker.monitor import Monitor
 from mx_rmq.worker.presence import Presence
 from mx_rmq.worker.pulse import Pulse
 from mx_rmq.worker.ready import ReadyJobs
+from mx_rmq.worker.rounds import Rounds
 from mx_rmq.worker.runner import Runner
 from mx_rmq.worker.scheduler import Scheduler
 from mx_rmq.worker.settler import Settler
@@ -32,10 +35,11 @@ from mx_rmq.worker.timeouts import Timeouts
 from mx_rmq.worker.vitals import Vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.config import Config
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
     from mx_rmq.worker.handlers import Handler, Middleware
     from mx_rmq.worker.hooks import Hook
     from mx_rmq.worker.lifespan import Lifespan
@@ -64,7 +68,7 @@ class Worker:
     def __init__(
         self,
         config: Config,
-        shards: Sequence[Shard],
+        shards: Shards,
         handlers: Sequence[Handler[..., Any]],
         middleware: Sequence[Middleware],
         *,
@@ -83,54 +87,38 @@ class Worker:
         self._threads = Threads(patience=min(config.lease / 3, 5.0))
         self._hooks = Hooks(on_dead, on_retry, self._threads, config.name)
         self._lifespan = lifespan
-        self._holdings = [Holdings(shard, lifespan.state) for shard in shards]
-        self._settlers = {each: Settler(each, config.patience, self._hooks) for each in self._holdings}
+        self._shards = shards
+        self._holdings: list[Holdings] = []
+        self._settlers: dict[Holdings, Settler] = {}
         self._ready = ReadyJobs(handlers, config.concurrency, config.prefetch)
         self._over = False
         runner = Runner(
             self._ready, self._settlers, self._threads, config, self.name, middleware, self._ending
         )
         self._runners = [asyncio.create_task(runner.run()) for _ in range(config.concurrency)]
-        self._fetchers = [Fetcher(each, self._ready, config, self.name) for each in self._holdings]
-        self._schedulers = [Scheduler(shard) for shard in shards]
+        self._fetchers: list[Fetcher] = []
+        self._schedulers: list[Scheduler] = []
+        self._monitors: list[Monitor] = []
+        self._tasks: dict[Service, asyncio.Task[None]] = {}
         loop = asyncio.get_running_loop()
         pulse = Pulse(self._holdings, loop, config.name)
-        services: dict[Holdings, list[Service]] = {}
-        self.vitals = Vitals(self.name, config, services, pulse)
-        facts, retries = self._facts(handlers), {handler.topic: handler.retry for handler in handlers}
-        self._sharing = Sharing(shards[0], self.name)
-        presences = {
-            each: Presence(
-                each,
-                config,
-                self.name,
-                facts,
-                partial(self.vitals.said, each),
-                self._sharing.look if each is self._holdings[0] else None,
-            )
-            for each in self._holdings
-        }
-        self._monitors = [
-            Monitor(each, config, presences[each], self._hooks, retries, on_recovered=fetcher.look_at)
-            for each, fetcher in zip(self._holdings, self._fetchers, strict=True)
-        ]
-        for each, *parts in zip(
-            self._holdings, self._fetchers, self._schedulers, self._monitors, strict=True
-        ):
-            services[each] = parts
+        self._services: dict[Holdings, list[Service]] = {}
+        self.vitals = Vitals(self.name, config, self._services, pulse)
+        self._facts = self._introduction(handlers)
+        self._retries = {handler.topic: handler.retry for handler in handlers}
+        self._sharing = Sharing(shards.base, self.name)
+        self._leases = LeaseKeeper(self._settlers, self._ready, pulse, config, loop)
+        for shard in shards:
+            self._serve(shard)
+        self._watch: BaseWatch | None = None
+        self._holds: Holds | None = None
+        self._leaving: dict[Holdings, asyncio.Task[None]] = {}
+        self._follow()
+        shards.on_change(self._follow)
         self._timeouts = Timeouts(self._holdings, [handler.timeout for handler in handlers], pulse, loop)
         self._surplus = Surplus(self._settlers, self._ready, loop)
-        self._leases = LeaseKeeper(self._settlers, presences, self._ready, pulse, config, loop)
         self._hurry = asyncio.Event()
         self._leases.start()
-        runs: dict[Service, Coroutine[Any, Any, None]] = {
-            service: service.run() for service in [*self._monitors, *self._schedulers]
-        }
-        for fetcher, monitor in zip(self._fetchers, self._monitors, strict=True):
-            runs[fetcher] = _fetch(fetcher, monitor)
-        self._tasks = {
-            service: asyncio.create_task(run, name=f"mx-rmq-{service.name}") for service, run in runs.items()
-        }
         started = events.WorkerStarted(
             worker=self.name,
             queue=config.name,
@@ -141,6 +129,78 @@ class Worker:
         events.emit(started)
         self._sharing.begin(started)
 
+    def _serve(self, shard: Shard) -> None:
+        """Begin to work on a shard."""
+        config, state = self._config, self._lifespan.state
+        holdings = Holdings(shard, state)
+        self._settlers[holdings] = Settler(holdings, config.patience, self._hooks)
+        fetcher = Fetcher(holdings, self._ready, config, self.name)
+        scheduler = Scheduler(holdings, self.name)
+        presence = Presence(holdings, config, self.name, self._facts, partial(self.vitals.said, holdings))
+        monitor = Monitor(
+            holdings,
+            config,
+            presence,
+            Rounds(holdings, config, self.name, self._look if shard is self._shards.base else None),
+            self._hooks,
+            self._retries,
+            on_recovered=fetcher.look_at,
+        )
+        self._holdings.append(holdings)
+        self._services[holdings] = [fetcher, scheduler, monitor]
+        self._fetchers.append(fetcher)
+        self._schedulers.append(scheduler)
+        self._monitors.append(monitor)
+        self._leases.add(holdings, presence)
+        for service, run in (
+            (monitor, monitor.run()),
+            (scheduler, scheduler.run()),
+            (fetcher, _fetch(fetcher, monitor)),
+        ):
+            self._tasks[service] = asyncio.create_task(run, name=f"mx-rmq-{service.name}")
+
+    async def _look(self) -> None:
+        """Look at what concerns the whole queue: its layout, and what programs that tail want."""
+        await asyncio.gather(self._shards.look(self._shards.base.store), self._sharing.look())
+
+    def _follow(self) -> None:
+        """Serve the shards of a layout that has changed."""
+        served = {holdings.shard for holdings in self._holdings}
+        for shard in self._shards:
+            if shard not in served:
+                self._serve(shard)
+        for holdings in list(self._holdings):
+            if holdings.shard not in self._shards and holdings not in self._leaving:
+                self._leaving[holdings] = asyncio.create_task(self._leave(holdings), name="mx-rmq-leave")
+        if self._shards.base not in self._shards and self._watch is None:
+            self._watch = BaseWatch(self._shards.base, self._look)
+            self._tasks[self._watch] = asyncio.create_task(self._watch.run(), name="mx-rmq-layout")
+        if self._shards.layout.current.number and self._holds is None:  # it is or was resharded
+            self._holds = Holds(self._shards)
+            self._tasks[self._holds] = asyncio.create_task(self._holds.run(), name="mx-rmq-turns")
+        elif self._holds is not None:
+            self._holds.alarm.ring()
+
+    async def _leave(self, holdings: Holdings) -> None:
+        """Work no longer on a shard that has nothing left and is not in the layout any more."""
+        fetcher, scheduler, monitor = self._services[holdings]
+        assert isinstance(fetcher, Fetcher)
+        assert isinstance(scheduler, Scheduler)
+        assert isinstance(monitor, Monitor)
+        await self._end([fetcher])
+        await self._settlers[holdings].drained()
+        await self._end([scheduler, monitor])
+        await self._sign_off(monitor)
+        self._leases.remove(holdings)
+        self._holdings.remove(holdings)
+        self._fetchers.remove(fetcher)
+        self._schedulers.remove(scheduler)
+        self._monitors.remove(monitor)
+        for service in (fetcher, scheduler, monitor):
+            del self._tasks[service]
+        del self._services[holdings], self._settlers[holdings]
+        await holdings.shard.connection.close()
+
     async def stop(self) -> None:
         """Stop: start no more jobs, let handlers finish within the grace, give back the rest.
 
@@ -148,19 +208,18 @@ class Worker:
         leases run out, and they are delivered again. No other step takes longer than ``socket_timeout``.
         """
         until = asyncio.get_running_loop().time() + self._config.stop_grace
+        self._shards.not_on_change(self._follow)
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
         self._ready.close()
         await self._end(self._fetchers)
         self._surplus.close()
         give_back(self._settlers, self._ready.drain())
         await self._finish_running(until)
         await self._settle(until)
-        await self._end([*self._schedulers, *self._monitors])
+        others = [service for service in (self._watch, self._holds) if service is not None]
+        await self._end([*self._schedulers, *self._monitors, *others])
         await self._end_hooks(until)
-        for monitor in self._monitors:
-            try:
-                await monitor.leave()
-            except MxRmqError as error:
-                events.emit(events.WorkerNotSignedOff(queue=self._config.name, error=str(error)))
+        await asyncio.gather(*map(self._sign_off, self._monitors))
         await asyncio.to_thread(self._leases.stop, self._config.socket_timeout)
         for holdings in self._holdings:
             holdings.jobs.clear()
@@ -169,6 +228,12 @@ class Worker:
         await self._leave_lifespan(until)
         events.emit(events.WorkerStopped(queue=self._config.name, worker=self.name))
         await self._sharing.close()
+
+    async def _sign_off(self, monitor: Monitor) -> None:
+        try:
+            await monitor.leave()
+        except MxRmqError as error:
+            events.emit(events.WorkerNotSignedOff(queue=self._config.name, error=str(error)))
 
     def _ending(self) -> bool:
         """Whether the runners must end: after a stop, or because the program cancels all its tasks."""
@@ -190,7 +255,7 @@ class Worker:
             for monitor in self._monitors:
                 await monitor.follow_clock()
         for scheduler in self._schedulers:
-            scheduler.alarm.ring()
+            scheduler.look()
         for monitor in self._monitors:
             while not await monitor.step():
                 pass
@@ -257,7 +322,7 @@ class Worker:
         # Not cancelled: the reply to a claim under way is needed, or its messages wait for their leases.
         await asyncio.gather(*(self._tasks[service] for service in services))
 
-    def _facts(self, handlers: Sequence[Handler[..., Any]]) -> dict[str, Any]:
+    def _introduction(self, handlers: Sequence[Handler[..., Any]]) -> dict[str, Any]:
         """What this worker publishes about itself."""
         at_once = {topic: work.limit * work.handler.batch for topic, work in self._ready.topics.items()}
         return {

@@ -13,13 +13,13 @@ from textual.binding import Binding
 from textual.widgets import Footer, Static
 
 from mx_rmq.cli.exits import Exit
-from mx_rmq.cli.figures import ORDERS, FiguresReader
 from mx_rmq.cli.top.acting import ActingScreen
 from mx_rmq.cli.top.cells import TOPICS, WORKERS, topic_cells, totals_line, worker_cells
 from mx_rmq.cli.top.dialogs import Ask, Show
 from mx_rmq.cli.top.lists import GroupsScreen, MessagesScreen
 from mx_rmq.cli.top.table import LiveTable
 from mx_rmq.errors import MxRmqError, ServerUnavailable
+from mx_rmq.operating.figures import ORDERS, FiguresReader
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.widgets import DataTable
 
     from mx_rmq import RedisMessageQueue
-    from mx_rmq.cli.figures import Figures, TopicFigures
+    from mx_rmq.operating.figures import Figures, TopicFigures
     from mx_rmq.operating.messages import Listed
 
 _STALE: Final = 2.0

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rich.text import Text
 
 from mx_rmq.operating.history import bars
-from mx_rmq.tables import ago, lasted, one_line
+from mx_rmq.tables import ago, lasted, one_line, speed
 
 if TYPE_CHECKING:
     from mx_rmq import DeadGroup, MessageFacts, WorkerFacts
-    from mx_rmq.cli.figures import TopicFigures
+    from mx_rmq.operating.figures import TopicFigures
 
 _MINUTES: Final = 20
 """Minutes in a line of bars."""
@@ -149,9 +149,9 @@ def totals_line(of: TopicFigures, workers: int) -> Text:
         ("processing", f"{counts.processing:,}", "bold"),
         ("delayed", f"{counts.delayed:,}", "bold"),
         ("dead", f"{counts.in_dlq:,}", "bold red" if counts.in_dlq else "bold"),
-        ("in/s", _speed(of.arriving), "bold"),
-        ("done/s", _speed(of.done), "bold green"),
-        ("failed/s", _speed(of.failing), "bold red" if of.failing else "bold"),
+        ("in/s", speed(of.arriving), "bold"),
+        ("done/s", speed(of.done), "bold green"),
+        ("failed/s", speed(of.failing), "bold red" if of.failing else "bold"),
         ("workers", f"{workers:,}", "bold" if workers else "bold red"),
     ]
     return Text("  ").join(Text.assemble(f"{name} ", (value, style)) for name, value, style in shown)
@@ -166,10 +166,6 @@ def _age(instant: float | None, now: float) -> str:
     return ago(instant, now).removesuffix(" ago")
 
 
-def _speed(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 99.5 or rate == 0 else f"{rate:.1f}"
-
-
 def _right(text: str, style: str = "") -> Text:
     return Text(text, justify="right", style=style)
 
@@ -179,4 +175,4 @@ def _number(number: int, style: str = "") -> Text:
 
 
 def _rate(rate: float, style: str = "") -> Text:
-    return _right(_speed(rate), style if rate else "dim")
+    return _right(speed(rate), style if rate else "dim")

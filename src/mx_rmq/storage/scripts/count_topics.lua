@@ -2,39 +2,60 @@
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 counters hash
 -- ARGV     prefix, events; per topic: topic; now_us
 --          (events: the counters to read, separated by spaces; the last one is that of stale entries)
--- Returns  per topic a text, separated by spaces: entries in its lists, leases, when the message next
---          in line was produced ('-' if there is none or it cannot be read), the counters.
+-- Returns  per topic: entries in its lists, leases, when the message next in line was produced (nil if
+--          there is none or it cannot be read), each counter as it is stored (nil if there is none).
 --          No further topics once reply_bytes of bodies were read; ask again for those
 -- Keeps    I8; reads only
 -- Uses     limits lanes batch
 local payload, monitor, counters = KEYS[1], KEYS[2], KEYS[3]
 local prefix, events = ARGV[1], ARGV[2]
-local near, far = 512, 131072  -- bytes from the end of a body: without a history, and with the longest one
+local tails = {128, 512, 131072}  -- bytes from the end of a body; the last one has room for any history
 local bytes = 0
 
 redis.call('HLEN', payload)
 redis.call('ZCARD', monitor)
-local names = {}
-for name in string.gmatch(events, '%S+') do names[#names + 1] = ':' .. name end
+local places = {  -- what of the counters says how many entries and leases there are
+  produced = 1, replayed = 1, adjusted = 1, stale = 1, completed = -1, dead = -1, cancelled = -1,
+}
+local names, signs = {}, {}
+for name in string.gmatch(events, '%S+') do
+  names[#names + 1] = ':' .. name
+  signs[#names] = places[name] or 0
+end
 
 -- A length; 0 for the refusal of a key of another type.
 local function number(length)
   return type(length) == 'number' and length or 0
 end
 
--- A counter as digits; 0 if it is missing or another program wrote something else there.
-local function whole(text)
-  return text and #text <= 20 and string.find(text, '^-?%d+$') and text or 0
+-- How many live messages and stale entries a topic has, by its counters; nil if one cannot be read.
+local function expected(counted)
+  local sum = 0
+  for n = 1, #names do
+    local count = counted[n]
+    if count then
+      count = tonumber(count)
+      if not count then return end
+      sum = sum + signs[n] * count
+    end
+  end
+  return sum
 end
 
 -- The field stands behind the payload and the headers, and no text behind it can hold its name.
 local function produced_at(body)
   if not body then return end
   bytes = bytes + #body
-  local found = string.match(string.sub(body, -near), '.*"created_at":([%d.]+)')
-  if not found and #body > near then
-    found = string.match(string.sub(body, -far), '.*"created_at":([%d.]+)')
+  local from, last
+  for n = 1, #tails do
+    from = -tails[n]
+    repeat
+      local _, behind = string.find(body, '"created_at":', from, true)
+      last, from = behind or last, behind
+    until not behind
+    if last or #body <= tails[n] then break end
   end
+  local found = last and string.match(body, '^[%d.]+', last + 1)
   return found and tonumber(found) and found
 end
 
@@ -53,26 +74,34 @@ local function first_of(topic, list, processing, stale)
   end
 end
 
-local rows, fields, row = {}, {}, {}
+local cells, fields = {}, {}
 for t, topic in ipairs(batch(3, 1)) do
   if bytes >= reply_bytes then break end
   for n = 1, #names do fields[n] = topic .. names[n] end
   local counted = redis.pcall('HMGET', counters, unpack(fields))
-  local has_stale = counted[#names]
-  for n = 1, #names do row[n + 3] = whole(counted[n]) end
 
-  local processing = prefix .. topic .. ':processing'
-  local entries, oldest = 0, nil
-  for n = 1, #lanes do
-    local list = prefix .. topic .. suffixes[lanes[n]]
+  local key = prefix .. topic
+  local processing = key .. ':processing'
+  local entries, leases, oldest = 0, 0, nil
+  local function look(lane)
+    local list = key .. suffixes[lane]
     local count = number(redis.pcall('LLEN', list))
     if count > 0 then
-      local first = produced_at(first_of(topic, list, processing, has_stale))
+      local first = produced_at(first_of(topic, list, processing, counted[#names]))
       if first and (not oldest or tonumber(first) < tonumber(oldest)) then oldest = first end
     end
     entries = entries + count
   end
-  row[1], row[2], row[3] = entries, number(redis.pcall('HLEN', processing)), oldest or '-'
-  rows[t] = table.concat(row, ' ')
+  look(usual)
+  if entries ~= expected(counted) then  -- else all its messages are there, and the other places are empty
+    for n = 1, #lanes do
+      if lanes[n] ~= usual then look(lanes[n]) end
+    end
+    leases = number(redis.pcall('HLEN', processing))
+  end
+
+  local at = (t - 1) * (#names + 3)
+  cells[at + 1], cells[at + 2], cells[at + 3] = entries, leases, oldest or false
+  for n = 1, #names do cells[at + 3 + n] = counted[n] or false end
 end
-return rows
+return cells

@@ -48,6 +48,7 @@ local function examine(id, found_in, listed, fallback, group)
   if body and not (topic and is_name(topic)) then
     topic = fallback
     wrong('body-without-topic', { 'HSET', payload, id .. ':queue', topic })
+    if mend then redis.pcall('SADD', prefix .. 'topics', topic) end  -- where tools look for topics
   end
   if found_in ~= '' and found_in ~= topic and lease_in(found_in, id) then
     wrong('lease-in-wrong-topic', { 'HDEL', prefix .. found_in .. ':processing', id })
@@ -109,7 +110,10 @@ local function examine(id, found_in, listed, fallback, group)
   elseif dead_body then
     place, topic = 'dead', remains[1] or fallback
     if not died then wrong('dead-but-unlisted', { 'ZADD', dlq, now_ms, id }) end
-    if not remains[1] then wrong('dead-without-topic', { 'HSET', dlq_payload, id .. ':queue', topic }) end
+    if not remains[1] then
+      wrong('dead-without-topic', { 'HSET', dlq_payload, id .. ':queue', topic })
+      if mend then redis.pcall('SADD', prefix .. 'topics', topic) end
+    end
     local joined = {}
     local joins = not remains[3] and tally_group(joined, group, tonumber(died or now_ms))
     if joins then

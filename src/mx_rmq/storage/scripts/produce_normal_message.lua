@@ -52,5 +52,5 @@ if stored > 0 then
   count(counters, topic, 'produced', stored)
   note(history, topic, now_us, 'p', stored)
 end
-remember(call_key, call, status)
+remember(call_key, call, table.concat(status, ' '))
 return status

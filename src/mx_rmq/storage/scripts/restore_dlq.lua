@@ -1,14 +1,15 @@
 -- restore_dlq: an operator puts dead messages of an export back into the DLQ.
 -- KEYS     1 payload hash   2 dlq zset   3 dlq_payload hash   4 dlq_groups hash   5 topics set
---          6 counters hash
+--          6 counters hash   7 done zset
 -- ARGV     per message: id, topic, died_ms, body, error, group; now_us
 --          (group: '' or 'id label')
 -- Returns  per message: 1 restored | 0 already live | -1 already dead
 -- Keeps    I1 I2 I5 I6 I8
 -- Uses     limits count batch join_groups
 local payload, dlq, dlq_payload, dlq_groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local topics, counters = KEYS[5], KEYS[6]
+local topics, counters, done = KEYS[5], KEYS[6], KEYS[7]
 
+if redis.call('ZSCORE', done, '=sealed') then error('SEALED the shard takes no new messages', 0) end
 redis.call('HLEN', payload)
 redis.call('ZCARD', dlq)
 redis.call('HLEN', dlq_payload)

@@ -1,6 +1,7 @@
 -- Checks that produce_* makes before it stores anything: the lane and the body size of every message,
 -- and whether its id is taken. Messages are at ARGV[first], ARGV[first + step], …: id, lane, …, body.
 -- Returns the ids and per id 1 free | 0 live | -1 dead | -2 done and still remembered.
+-- A sealed shard takes no new messages: the seal is a member of `done` that no id can be.
 local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
   local ids, status, seen = batch(first, step), {}, {}
   if #ids == 0 then return ids, status end
@@ -15,14 +16,15 @@ local function admit(payload, dlq, done, first, step, max_bytes, now_ms)
   local bodies = redis.call('HMGET', payload, unpack(ids))
   -- Usually no message is dead and no id is remembered; then there is nothing to look up.
   local deaths = redis.call('ZCARD', dlq) > 0 and redis.call('ZMSCORE', dlq, unpack(ids)) or {}
-  local memories = redis.call('ZCARD', done) > 0 and redis.call('ZMSCORE', done, unpack(ids)) or {}
+  local memories = redis.call('ZCARD', done) > 0 and redis.call('ZMSCORE', done, '=sealed', unpack(ids)) or {}
+  if memories[1] then error('SEALED the shard takes no new messages', 0) end
   for n = 1, #ids do
     local id = ids[n]
     if bodies[n] or seen[id] then
       status[n] = 0
     elseif deaths[n] then
       status[n] = -1
-    elseif memories[n] and tonumber(memories[n]) > now_ms then
+    elseif memories[n + 1] and tonumber(memories[n + 1]) > now_ms then
       status[n] = -2
     else
       status[n], seen[id] = 1, true

@@ -5,12 +5,14 @@
 local function answer_of(call_key, call)
   if call == '' then return nil end
   local memory = redis.call('GET', call_key)
-  local said = memory and string.match(memory, '^(%d+) ')
-  local last = said and #said <= 16 and tonumber(said)
-  if last and (tonumber(call) or last) < last then
-    error('BELATED call ' .. call .. ', this producer has come to ' .. last, 0)
+  local said = memory and string.match(memory, '^(%S+) ')
+  if said ~= call then
+    local last = said and #said <= 16 and string.find(said, '^%d+$') and tonumber(said)
+    if last and (tonumber(call) or last) < last then
+      error('BELATED call ' .. call .. ', this producer has come to ' .. last, 0)
+    end
+    return nil
   end
-  if not memory or string.sub(memory, 1, #call + 1) ~= call .. ' ' then return nil end
   -- A WAIT behind this call waits for the connection's last write. Without a write here it would return
   -- at once.
   redis.call('EXPIRE', call_key, call_memory_ms / 1000)
@@ -21,8 +23,7 @@ local function answer_of(call_key, call)
   return status
 end
 
-local function remember(call_key, call, status)
-  if call ~= '' then
-    redis.call('SET', call_key, call .. ' ' .. table.concat(status, ' '), 'PX', call_memory_ms)
-  end
+-- `codes`: the answer as text, separated by spaces.
+local function remember(call_key, call, codes)
+  if call ~= '' then redis.call('SET', call_key, call .. ' ' .. codes, 'PX', call_memory_ms) end
 end

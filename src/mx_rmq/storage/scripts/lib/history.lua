@@ -5,49 +5,53 @@
 --   history=<number>=<topic>  the spread of the whole sheet, then for every minute a number per event
 --   recent=<number>=<topic>   for every minute a spread; see lib/spread.lua
 --   history=<number>          set of the topics that have a sheet; further ones are counted together, as '*'
-local sheet_minutes = 20
-local history_events = 'pdcrolFCERUI?'
 local spread_buckets = 28  -- of run times, and as many of waiting times
-local history_topics = 200
-local history_seconds, recent_seconds = 266400, 9000
 
--- The name under which a topic is counted: its own, or '*'. Its sheet is made if need be. nil if another
--- program has written there.
-local function sheet_for(history, number, topic)
-  local key = history .. 'history=' .. number .. '=' .. topic
-  local size = (sheet_minutes * #history_events + 2 * spread_buckets) * 3
-  local length = redis.pcall('STRLEN', key)
-  if length == size then return topic end
-  if length ~= 0 then return nil end
-  if topic ~= '*' then
-    local index = history .. 'history=' .. number
-    local topics = redis.pcall('SCARD', index)
-    if type(topics) ~= 'number' or topics >= history_topics then return sheet_for(history, number, '*') end
-    redis.pcall('SADD', index, topic)
-    redis.pcall('EXPIRE', index, history_seconds)
+-- Adds to a sheet. Returns the server's reply: the new number of this event comes first.
+local function add_to(sheet, into, amount, spread)
+  if not spread then
+    return redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount)
   end
-  redis.pcall('SET', key, string.rep('\0', size), 'EX', history_seconds)
-  return topic
+  return redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount, unpack(spread))
 end
 
 -- Counts an event of a topic, and the spread that came with it. `history`: '' to count nothing, or else the
--- prefix of the queue's keys.
+-- prefix of the queue's keys. The constants are in here, where they cost a call nothing.
 local function note(history, topic, now_us, event, amount, spread)
+  local sheet_minutes = 20
+  local history_events = 'pdcrolFCERUI?'
+  local history_topics = 200
+  local history_seconds, recent_seconds = 266400, 9000
   if history == '' or amount == 0 then return end
   local minute = math.floor(now_us / 60000000)
   local within = minute % sheet_minutes
   local number = (minute - within) / sheet_minutes
-  local name = sheet_for(history, number, topic)
-  if not name then return end
-  local tail = number .. '=' .. name
   local place = 2 * spread_buckets + within * #history_events + string.find(history_events, event, 1, true) - 1
-  local sheet, into = history .. 'history=' .. tail, '#' .. place
-  if not spread then
-    redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount)
-    return
+  local sheets, into = history .. 'history=' .. number, '#' .. place
+  local sheet, name = sheets .. '=' .. topic, topic
+  local said = add_to(sheet, into, amount, spread)
+  if said.err then return end
+  -- A missing sheet had no such event in this minute. The server has made one that is too short and would not
+  -- expire; it is made anew, or removed if there are enough sheets.
+  if said[1] == tonumber(amount) then
+    local size = (sheet_minutes * #history_events + 2 * spread_buckets) * 3
+    if redis.call('STRLEN', sheet) < size then
+      local topics = redis.pcall('SCARD', sheets)
+      if type(topics) == 'number' and topics < history_topics then
+        redis.pcall('SADD', sheets, topic)
+        redis.pcall('EXPIRE', sheets, history_seconds)
+      else
+        redis.call('DEL', sheet)
+        sheet, name = sheets .. '=*', '*'
+      end
+      local length = redis.pcall('STRLEN', sheet)
+      if type(length) ~= 'number' then return end
+      if length < size then redis.call('SET', sheet, string.rep('\0', size), 'EX', history_seconds) end
+      add_to(sheet, into, amount, spread)
+    end
   end
-  redis.pcall('BITFIELD', sheet, 'OVERFLOW', 'SAT', 'INCRBY', 'u24', into, amount, unpack(spread))
-  local key, first = history .. 'recent=' .. tail, within * 2 * spread_buckets
+  if not spread then return end
+  local key, first = history .. 'recent=' .. number .. '=' .. name, within * 2 * spread_buckets
   if redis.pcall('STRLEN', key) == 0 then
     redis.pcall('SET', key, string.rep('\0', sheet_minutes * 2 * spread_buckets * 3), 'EX', recent_seconds)
   end

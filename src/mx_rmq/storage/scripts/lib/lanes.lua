@@ -2,6 +2,7 @@
 -- of this, hence the exception for luacheck.
 -- luacheck: push ignore 211
 local lanes = { 'high', 'normal', 'low' }
+local usual = 'normal'
 local suffixes = { high = ':pending:high', normal = ':pending', low = ':pending:low' }
 
 -- The lists by lane; their keys are next to each other, from KEYS[first] on.

@@ -6,14 +6,15 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from mx_rmq.storage.facts import TopicCounts, WorkerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mx_rmq import Counts, Rates, RedisMessageQueue
+    from mx_rmq.operating.history import Rates
+    from mx_rmq.storage.facts import Counts, Workers
 
 Order = Literal["trouble", "busy", "name"]
 ORDERS: Final[tuple[Order, ...]] = ("trouble", "busy", "name")
@@ -25,6 +26,19 @@ _HISTORY: Final = 5.0
 _SHARE: Final = 0.2
 """The most of the time that is spent reading."""
 _LONGEST: Final = 10.0
+
+
+class Looked(Protocol):
+    """What is looked at: an open queue."""
+
+    async def counts(self) -> Counts:
+        """How many messages there are, topic by topic."""
+
+    async def workers(self) -> Workers:
+        """The live workers."""
+
+    async def rates(self) -> Rates:
+        """How fast each topic goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,7 @@ class Figures:
     whole: TopicFigures
     """The sum of all topics."""
     workers: list[WorkerFacts]
+    counts: Counts
     read_at: float
     """When they were read, by the server's clock."""
     pause: float = 1.0
@@ -92,7 +107,7 @@ class FiguresReader:
         most: how many topics to show.
     """
 
-    queue: RedisMessageQueue
+    queue: Looked
     most: int = 200
     order: Order = "trouble"
     only: str = ""
@@ -112,7 +127,7 @@ class FiguresReader:
         topics = list(self._topics(counts, served))
         pause = min(_LONGEST, max(1.0, (monotonic() - began) / _SHARE))
         whole = self._whole(counts, topics)
-        return Figures(self._shown(topics), len(topics), whole, list(workers), counts.read_at, pause)
+        return Figures(self._shown(topics), len(topics), whole, list(workers), counts, counts.read_at, pause)
 
     def _topics(self, counts: Counts, served: set[str]) -> Iterable[TopicFigures]:
         now = counts.read_at

@@ -1,0 +1,308 @@
+"""Resharding: a live queue gets another number of shards, by a new generation of them.
+
+New messages go to the new generation; the older ones take none and drain. Workers serve all of them. What is
+dead is moved. Every step can be done again: a reshard that was interrupted goes on when it is called again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from mx_rmq.checks import check_whole
+from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.limits import BATCH, MOST_SHARDS
+from mx_rmq.operating.dlq_reader import Filter, Walk
+from mx_rmq.operating.messages import read_message
+from mx_rmq.storage.contract import Restore
+from mx_rmq.storage.facts import TopicCounts
+from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.resend import GrowingWait
+from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.shards import ask_all, ask_known, parsed_layout
+from mx_rmq.tables import plain_fields, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mx_rmq.storage.contract import DeadRow, Left
+    from mx_rmq.storage.layout import Layout
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
+
+ShardState = Literal["serving", "draining", "away"]
+
+_AT_ONCE: Final = 250
+"""Dead messages moved per call."""
+_LOOKS: Final = (0.05, 1.0)
+"""Seconds between two looks at what is left, at first and at most."""
+_GRACE: Final = 2.0
+"""Seconds in which workers learn that a generation is gone, before its last keys are deleted."""
+_KEPT: Final = ("done", "layout", "tails")
+"""What stays of a tag that is no shard any more: its seal, and what belongs to the whole queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """One shard of a queue."""
+
+    name: str
+    """As its keys have it, such as ``3`` or ``1.3``; empty for a queue that was made with one shard."""
+    generation: int
+    state: ShardState
+    """``draining`` if it takes no new messages, ``away`` if it does not answer."""
+    server: str
+    """The URL of the queue, without user and password."""
+    pending: int = 0
+    processing: int = 0
+    delayed: int = 0
+    dead: int = 0
+    error: str = ""
+    """Why it does not answer."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self)
+
+    def __str__(self) -> str:
+        return str(ShardList([self]))
+
+
+class ShardList(list[ShardFacts]):
+    """The shards of a queue, the current generation first; prints as a table."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"shards": [shard.as_dict() for shard in self]}
+
+    def __str__(self) -> str:
+        columns = ("shard", "generation", "state", "pending", "processing", "delayed", "dead", "server")
+        rows = [
+            (
+                shard.name or "-",
+                shard.generation,
+                shard.state,
+                *(
+                    ("-",) * 4
+                    if shard.error
+                    else (shard.pending, shard.processing, shard.delayed, shard.dead)
+                ),
+                shard.server,
+            )
+            for shard in self
+        ]
+        away = (f"away: {shard.error}" for shard in self if shard.error)
+        return "\n".join((table(columns, rows), *away))
+
+
+@dataclass(frozen=True, slots=True)
+class Resharding:
+    """How far a reshard is: what the older generations have left."""
+
+    shards: int
+    """How many shards the queue gets."""
+    active: int = 0
+    """Messages that are pending or processing."""
+    delayed: int = 0
+    dead: int = 0
+    moved: int = 0
+    """Dead messages that were moved to the new shards so far."""
+    away: tuple[str, ...] = ()
+    """Older shards that did not answer, and why; what they have left is not known."""
+
+    @property
+    def left(self) -> int:
+        """Messages that the older generations have left, as far as that is known."""
+        return self.active + self.delayed + self.dead
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return plain_fields(self) | {"left": self.left}
+
+    def __str__(self) -> str:
+        parts = f"{self.active} pending or processing, {self.delayed} delayed, {self.dead} dead"
+        away = f"; {'; '.join(self.away)}" if self.away else ""
+        return f"to {self.shards} shards: {parts} left in the older ones{away}"
+
+
+async def list_shards(shards: Shards, server: str) -> ShardList:
+    """The shards of all generations; see ``RedisMessageQueue.shards``."""
+    await shards.now()
+    numbers = [each.number for each in reversed(shards.layout.generations)]
+
+    async def look(shard: Shard, generation: int) -> ShardFacts:
+        state: ShardState = "serving" if shard in shards.current else "draining"
+        try:
+            counts = await Queries(shard.operating).counts()
+        except ServerUnavailable as error:
+            return ShardFacts(shard.name, generation, "away", server, error=str(shard.named(error)))
+        whole = reduce(add, counts.topics.values(), TopicCounts())
+        active = whole.pending, whole.processing
+        return ShardFacts(shard.name, generation, state, server, *active, counts.delayed, counts.dead)
+
+    each = zip(numbers, shards.generations, strict=True)
+    looks = [look(shard, number) for number, some in each for shard in some]
+    return ShardList(await asyncio.gather(*looks))
+
+
+async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], None] | None = None) -> None:
+    """Spread a queue over another number of shards; see ``RedisMessageQueue.reshard``."""
+    check_whole("shards", number, 1, MOST_SHARDS)
+    await _begin(shards, number)
+    waits = GrowingWait(*_LOOKS)
+    moved, before = 0, -1
+
+    async def look(shard: Shard) -> Left:
+        nonlocal moved
+        await shard.operating.seal()
+        here = await _move_dead(shards, shard)
+        moved += here
+        return await shard.operating.left()
+
+    while shards.older:
+        older = [shard for some in shards.older for shard in some]
+        left, away = await ask_known(older, look)
+        now = Resharding(
+            number,
+            sum(each.active for each in left),
+            sum(each.delayed for each in left),
+            sum(each.dead for each in left),
+            moved,
+            away,
+        )
+        if progress is not None:
+            progress(now)
+        if not away and all(each.nothing for each in left):
+            await _finish(shards)
+            break
+        if now.left != before:
+            waits.reset()
+        before = now.left
+        await asyncio.sleep(waits.next())
+        await shards.now()  # another program may have gone on with it, or have begun the next
+
+
+async def _begin(shards: Shards, number: int) -> None:
+    """Add a generation, unless the current one has the number already."""
+    store = shards.base.operating
+    while True:
+        text = await Queries(store).layout()
+        if text:
+            shards.use(parsed_layout(shards.base.keys.queue, text))
+        else:
+            await shards.look()
+        if shards.layout.current.shards == number:
+            return
+        layout = shards.layout.grown(number)
+        status, _ = await store.set_layout(text, str(layout))
+        if status > 0:
+            shards.use(layout)
+            await _copy(shards, layout)
+            return
+
+
+async def _copy(shards: Shards, layout: Layout) -> None:
+    """Note the layout on the older shards too, where programs look that cannot reach the queue's own tag."""
+
+    async def copy(shard: Shard) -> None:
+        if shard is not shards.base:
+            known = await Queries(shard.operating).layout()
+            await shard.operating.set_layout(known, str(layout))
+
+    older = [shard for some in shards.generations for shard in some]
+    await asyncio.gather(*map(copy, older), return_exceptions=True)  # no message needs them
+
+
+async def _move_dead(shards: Shards, old: Shard) -> int:
+    """Move the dead messages of an older shard to their new homes; returns how many.
+
+    They are put there first, then deleted here. A message that is there already was moved before.
+    """
+    moved = 0
+    with Walk(old.operating, Filter()) as walk:
+        while rows := await walk.next(_AT_ONCE):
+            homes: dict[Shard, list[DeadRow]] = defaultdict(list)
+            for row in rows:
+                homes[_home(shards, row)].append(row)
+
+            async def put(home: Shard, own: Sequence[DeadRow]) -> None:
+                await home.operating.restore([_restore(row) for row in own])
+
+            await asyncio.gather(*(put(home, own) for home, own in homes.items()))
+            ids = [row.id.decode(errors="replace") for row in rows]
+            gone = await old.operating.delete_dead(ids, [row.died_at for row in rows])
+            moved += gone
+            if gone < len(rows):
+                await _take_back(shards, old, rows)
+    return moved
+
+
+async def _take_back(shards: Shards, old: Shard, rows: Sequence[DeadRow]) -> None:
+    """Delete the copies of messages that an operator replayed on the older shard just then."""
+    ids = [row.id.decode(errors="replace") for row in rows]
+    taken = await Queries(old.operating).topics_of(ids)
+    for row, topic in zip(rows, taken, strict=True):
+        if topic:
+            home = _home(shards, row)
+            await home.operating.delete_dead([row.id.decode(errors="replace")], [row.died_at])
+
+
+def _home(shards: Shards, row: DeadRow) -> Shard:
+    id_ = row.id.decode(errors="replace")
+    message, _ = read_message(row.body, id_, row.topic.decode(errors="replace"))
+    leader = (message.key if message is not None else "") or id_
+    return shards.current[shard_number(leader, len(shards.current))]
+
+
+def _restore(row: DeadRow) -> Restore:
+    id_, topic = row.id.decode(errors="replace"), row.topic.decode(errors="replace")
+    return Restore(id_, topic or "unknown", row.died_at, row.body or b"-", row.error)
+
+
+async def _finish(shards: Shards) -> None:
+    """Carry over which ids stay taken, and remove the older generations from the layout."""
+    older = [shard for some in shards.older for shard in some]
+    for shard in older:
+        await _carry_done(shards, shard)
+    known = shards.layout
+    layout = type(known)((known.current,))
+    status, _ = await shards.base.operating.set_layout(str(known), str(layout))
+    if status <= 0:
+        raise ConfigError("another program reshards the queue; call reshard again to go on")
+    shards.use(layout)
+    await _copy(shards, layout)
+    await asyncio.sleep(_GRACE)
+    await ask_all(older, lambda shard: _clear(shard, is_base=shard is shards.base))
+
+
+async def _carry_done(shards: Shards, old: Shard) -> None:
+    """Keep the ids of an older shard taken. To which new shard one belongs is not known if it had a key."""
+    cursor, queries = b"0", Queries(old.operating)
+    while True:
+        cursor, some = await queries.done_until(cursor)
+        for start in range(0, len(some), BATCH):
+            await ask_all(shards.current, partial(_carry, some[start : start + BATCH]))
+        if int(cursor) == 0:
+            return
+
+
+async def _carry(done: Sequence[tuple[str, int]], shard: Shard) -> None:
+    await shard.operating.carry(done)
+
+
+async def _clear(shard: Shard, *, is_base: bool) -> None:
+    """Delete the small keys of a shard that is done; its seal stays, for programs that know no better."""
+    command, keys = shard.operating.commands.execute_command, shard.keys
+    topics = await Queries(shard.operating).topics()
+    names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in _KEPT]
+    names += [keys.of_topic(topic, part) for topic in topics for part in TOPIC_PARTS]
+    if not is_base:
+        names.append(keys.of_queue("layout"))
+    for start in range(0, len(names), BATCH):
+        await command("DEL", *names[start : start + BATCH])
+    await command("ZREMRANGEBYSCORE", keys.of_queue("done"), "-inf", "(inf")

@@ -1,0 +1,144 @@
+"""What is due when: delayed messages counted by due time, and the next of them, over all topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.checks import check_whole, refusal
+from mx_rmq.limits import BATCH
+from mx_rmq.operating.listing import delayed_place
+from mx_rmq.operating.messages import live_facts
+from mx_rmq.storage.queries import Queries
+from mx_rmq.tables import ago, lasted, plain_fields, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.operating.messages import MessageFacts
+    from mx_rmq.storage.shard import Shard
+
+STEPS: Final = 48
+"""Steps of a schedule."""
+_LONGEST: Final = 24 * 7
+"""Hours of a schedule, at most."""
+
+Place = tuple[str, int]
+"""A due time as the server writes it, and how many messages with that time were passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How many messages are due when, and some of them."""
+
+    step: float
+    """Seconds of a step."""
+    due: tuple[int, ...]
+    """How many messages become due in each step; the first step begins at ``read_at``."""
+    overdue: int
+    """Messages that are due already; the scheduler of any worker moves them."""
+    later: int
+    """Messages that are due after the last step."""
+    messages: list[MessageFacts] = field(default_factory=list)
+    """Delayed messages of all topics, the next one due first, overdue ones included."""
+    next: str | None = None
+    """What to pass as *after* for further messages; None if there are none."""
+    read_at: float = 0.0
+    """When it was read, by the server's clock."""
+
+    @property
+    def total(self) -> int:
+        """How many messages are delayed."""
+        return self.overdue + sum(self.due) + self.later
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; instants as ISO texts in UTC."""
+        return {"total": self.total} | plain_fields(self)
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, int]] = [("overdue", self.overdue)]
+        rows += [
+            (f"in {lasted(n * self.step) if n else 'less than ' + lasted(self.step)}", count)
+            for n, count in enumerate(self.due)
+            if count
+        ]
+        said = table(("due", "messages"), [*rows, ("later", self.later), ("all", self.total)])
+        listed = [(each.id, each.topic, ago(each.due_at, self.read_at)) for each in self.messages]
+        return f"{said}\n\n{table(('message', 'topic', 'due'), listed)}" if listed else said
+
+
+async def read_schedule(
+    shards: Sequence[Shard], *, hours: int = 24, limit: int = 50, after: str | None = None
+) -> Schedule:
+    """Read it; see ``RedisMessageQueue.schedule``."""
+    check_whole("hours", hours, 1, _LONGEST)
+    check_whole("limit", limit, 1, BATCH)
+    places = _places(shards, after)
+    queries = [Queries(shard.operating) for shard in shards]
+    read_at = await queries[0].time()
+    step = hours * 3600 / STEPS
+    edges = [read_at + n * step for n in range(STEPS + 1)]
+    counted = await asyncio.gather(*(each.due_counts(edges) for each in queries))
+    overdue, *due, later = map(sum, zip(*counted, strict=True))
+    messages, following = await _next(queries, places, limit)
+    return Schedule(step, tuple(due), overdue, later, messages, following, read_at)
+
+
+async def _next(
+    queries: Sequence[Queries], places: list[Place], limit: int
+) -> tuple[list[MessageFacts], str | None]:
+    """The next messages due of all shards together, and where to go on."""
+    found = await asyncio.gather(
+        *(each.delayed_from(*place, limit + 1) for each, place in zip(queries, places, strict=True))
+    )
+    rows = sorted(
+        (float(due), at, n, due, id_) for at, rows in enumerate(found) for n, (id_, due) in enumerate(rows)
+    )
+    ids: dict[int, list[str]] = defaultdict(list)
+    for _, at, _, due, id_ in rows[:limit]:
+        score, passed = places[at]
+        places[at] = due, passed + 1 if due == score else 1
+        ids[at].append(id_)
+    facts: dict[str, MessageFacts] = {}
+    for at, own in ids.items():
+        facts |= await _facts(queries[at], own)
+    messages = [facts[row[-1]] for row in rows[:limit] if row[-1] in facts]
+    if len(rows) <= limit:
+        return messages, None
+    return messages, "due," + ";".join(f"{score},{passed}" for score, passed in places)
+
+
+async def _facts(queries: Queries, ids: Sequence[str]) -> dict[str, MessageFacts]:
+    """The facts of delayed messages; one that was promoted or is gone by now is left out."""
+    by_topic: dict[str, list[str]] = defaultdict(list)
+    for id_, topic in zip(ids, await queries.topics_of(ids), strict=True):
+        by_topic[topic].append(id_)
+    lives = await asyncio.gather(*(queries.lives(topic, own) for topic, own in by_topic.items()))
+    known = {
+        id_: live
+        for own, found in zip(by_topic.values(), lives, strict=True)
+        for id_, live in zip(own, found, strict=True)
+        if live is not None and live.lease is None and live.due_at is not None
+    }
+    bodies = [body async for some in queries.values("payload", list(known)) for body in some]
+    return {
+        id_: live_facts(id_, live._replace(body=body))
+        for (id_, live), body in zip(known.items(), bodies, strict=True)
+        if body is not None
+    }
+
+
+def _places(shards: Sequence[Shard], after: str | None) -> list[Place]:
+    """Where the messages of each shard begin."""
+    if after is None:
+        return [("-inf", 0)] * len(shards)
+    try:
+        name, _, rest = after.partition(",")
+        places = [delayed_place(place) for place in rest.split(";")]
+        if name != "due" or len(places) != len(shards):
+            raise ValueError
+    except (AttributeError, ValueError):
+        raise refusal("after", "the next of an earlier schedule", after) from None
+    return places

@@ -1,0 +1,172 @@
+"""Which shard takes a message, and how a shard that is away is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError
+from mx_rmq.producing.ids import new_id
+from mx_rmq.receipt import Stored
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.resend import GrowingWait
+from mx_rmq.storage.shard import shard_number
+
+if TYPE_CHECKING:
+    from mx_rmq.config import Config
+    from mx_rmq.storage.contract import NewMessage
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
+
+USER: Final = "producer"
+"""How the availability of a server knows producers."""
+
+_dice = random.Random()  # noqa: S311 - spreads messages over shards, not for security
+
+
+class NotSent(ServerUnavailable):
+    """The message was not sent to its shard, and another shard may take it."""
+
+
+class Placing:
+    """Finds the shard for each message of a queue that has several.
+
+    A message with a key or an id of its own belongs to one shard. Any other goes to a shard that answers.
+
+    Args:
+        config: of the queue.
+        shards: of the queue.
+    """
+
+    def __init__(self, config: Config, shards: Shards) -> None:
+        self._config = config
+        self._shards = shards
+        self._probes: dict[Shard, asyncio.Task[None]] = {}
+        self._sealed: set[Shard] = set()
+        """Shards of older generations that are known to take no messages."""
+        self._held: set[tuple[Shard, str]] = set()
+        """Shards and topics whose messages with a key wait for those on older shards."""
+
+    def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
+        """The shard for a message; the message may get another id, which leads to that shard."""
+        shard = self._shards.home(message.key or message.id)
+        if message.is_bound or shard.is_well:
+            return shard, message
+        current = self._shards.current
+        well = [number for number, each in enumerate(current) if each.is_well]
+        if not well:
+            return shard, message
+        number = _dice.choice(well)
+        return current[number], with_id(message, id_for(number, len(current)))
+
+    async def before(self, shard: Shard, topic: str, message: NewMessage) -> Stored:
+        """Do what must be done before a bound message is stored while there are older generations.
+
+        The older shard to which its key or id leads must take no messages any more. If the message has a
+        key, its topic is held on the shard until the messages that came before are claimed. If it has an id
+        of its own, that may be taken on the older shard.
+
+        Returns:
+            How its id is taken; ``STORED`` if it is free.
+        """
+        for older in self._shards.homes(message.key or message.id)[1:]:
+            if older not in self._sealed:
+                await older.store.seal()
+                self._sealed.add(older)
+                self._held.clear()  # it may have got messages since these topics were let go
+            if message.has_own_id:
+                (taken,) = await older.store.taken([message.id])
+                if taken is not Stored.STORED:
+                    return taken
+        if message.key and (shard, topic) not in self._held and (await self._shards.now()).older:
+            await shard.store.hold(topic)
+            self._held.add((shard, topic))
+        return Stored.STORED
+
+    async def reach(self, shard: Shard) -> None:
+        """Connect to a shard, unless it is connected, before an unbound message is sent to it.
+
+        Raises:
+            NotSent: there is no connection, and another shard may have one.
+        """
+        if shard.connection.number or not self.has_others(shard):
+            return
+        try:
+            await Queries(shard.store).ping()
+        except ServerUnavailable as error:
+            self.lost(shard, error)
+            raise NotSent(str(shard.named(error))) from error
+
+    def has_others(self, shard: Shard) -> bool:
+        """Whether another shard answers."""
+        return any(each.is_well for each in self._shards.current if each is not shard)
+
+    def lost(self, shard: Shard, error: Exception) -> None:
+        """Note that a shard cannot be reached, and try it until it can."""
+        if not self.has_others(shard):
+            remedy = f"trying for {self._config.patience:g} s"
+        else:
+            remedy = "messages without key and id go to the other shards"
+        shard.availability.lost(USER, error, remedy)
+        if len(self._shards.current) > 1 and shard not in self._probes and not shard.is_closed:
+            probe = self._probes[shard] = asyncio.create_task(self._probe(shard))
+            probe.add_done_callback(lambda _: self._probes.pop(shard, None))
+
+    async def _probe(self, shard: Shard) -> None:
+        waits = GrowingWait()
+        while not shard.is_closed:
+            await asyncio.sleep(waits.next())
+            with suppress(MxRmqError):
+                await Queries(shard.store).ping()
+                break
+        shard.availability.back(USER)
+
+    async def relearn(self, sealed: Shard | None = None) -> None:
+        """Read the layout after a shard refused messages because the queue has another layout.
+
+        Args:
+            sealed: the shard; None for the only one that was known.
+
+        Raises:
+            ServerUnavailable: the layout could not be read for ``patience`` seconds.
+            StoreError: it still has the shard as a current one.
+        """
+        sealed = sealed or self._shards.base
+        waits, until = GrowingWait(), monotonic() + self._config.patience
+        while sealed in self._shards.current:
+            problem: MxRmqError
+            try:
+                if await self._shards.look(self._shards.base.store):
+                    continue
+                problem = StoreError(
+                    f"shard {sealed.name or 0} of queue {self._config.name!r} takes no messages, "
+                    f"but the layout {self._shards.layout} still has it; set the layout right"
+                )
+            except ServerUnavailable as error:
+                problem = error
+            wait = waits.next()
+            if monotonic() + wait > until:
+                raise problem
+            await asyncio.sleep(wait)
+
+    def close(self) -> None:
+        """Try no shard any more."""
+        for probe in list(self._probes.values()):
+            probe.cancel()
+
+
+def id_for(number: int, count: int) -> str:
+    """A new id that leads to one of *count* shards."""
+    while shard_number(id_ := new_id(), count) != number:
+        pass
+    return id_
+
+
+def with_id(message: NewMessage, id_: str) -> NewMessage:
+    """The same message under another id."""
+    return msgspec.structs.replace(message, id=id_)

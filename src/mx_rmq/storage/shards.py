@@ -1,0 +1,325 @@
+"""The shards of a queue by its layout, and calls to all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeVar, overload
+
+from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
+from mx_rmq.storage.layout import ONE, Layout
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shard import shard_number
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.store import Store
+
+R = TypeVar("R")
+
+_FRESH: Final = 1.0
+"""Seconds for which a layout that was read counts as the present one."""
+
+
+class Shards(Sequence["Shard"]):
+    """The shards that a queue has, by its layout as it was last read.
+
+    As a sequence it holds the shards of all generations, those of the current one first.
+
+    Args:
+        make: makes the shard with a name; empty for the queue's own tag.
+        queue: the queue's name.
+        wanted: the number of shards that the program wants; None for as many as the queue has.
+    """
+
+    def __init__(self, make: Callable[[str], Shard], queue: str, wanted: int | None = None) -> None:
+        self._make = make
+        self._queue = queue
+        self._wanted = wanted
+        self.base: Final = make("")
+        """The queue's own tag, where its layout is. It is a shard itself if the queue was made with one."""
+        self.layout = ONE
+        self.current: list[Shard] = [self.base]
+        """Where new messages go."""
+        self.older: list[list[Shard]] = []
+        """The shards of older generations, which only drain; the latest generation first."""
+        self._all: list[Shard] = [self.base]
+        self._made: dict[str, Shard] = {"": self.base}
+        self._dropped: list[Shard] = []
+        """Shards that are no longer in the layout."""
+        self._read_at = self._changed_at = -inf
+        self._listeners: list[Callable[[], None]] = []
+
+    # -- as a sequence
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(list(self._all))
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+
+    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+        return self._all[index]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is only one shard."""
+        return len(self._all) == 1
+
+    # -- where a message is
+
+    def home(self, text: str) -> Shard:
+        """The shard of the current generation to which an id or a key leads."""
+        current = self.current
+        return current[shard_number(text, len(current))]
+
+    @property
+    def generations(self) -> list[list[Shard]]:
+        """The shards of each generation, the current one first."""
+        return [self.current, *self.older]
+
+    def homes(self, text: str) -> list[Shard]:
+        """The shard of each generation to which an id or a key leads, the current generation first."""
+        return [some[shard_number(text, len(some))] for some in self.generations]
+
+    # -- the layout
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the layout was ever read."""
+        return self._read_at > -inf
+
+    async def settle(self) -> None:
+        """Learn the layout, and write it first if the queue is new and the program wants a number.
+
+        Raises:
+            ConfigError: the program wants another number than the queue has.
+        """
+        wanted = self._wanted
+        if wanted is None:
+            await self.look(self.base.store)
+            return
+        try:
+            layout = await self._settled(wanted)
+        except ServerUnavailable as error:
+            layout = await self._copied(wanted, error)
+        self._use(layout)
+
+    async def _settled(self, wanted: int) -> Layout:
+        layout, is_new = await settled_layout(self.base.store, wanted)
+        if is_new and wanted > 1:  # by the copies a program can start while the server of this tag is away
+            copies = [self._shard(name).store.set_layout("", str(layout)) for name in layout.current.names]
+            await asyncio.gather(*copies, return_exceptions=True)  # no message needs them
+        return layout
+
+    async def _copied(self, wanted: int, unknown: ServerUnavailable) -> Layout:
+        """The layout by a copy of it on a shard, while the queue's own tag cannot be reached."""
+        asked = [Queries(self._shard(name).store).layout() for name in Layout.first(wanted).current.names]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        layouts = [layout for text in found if isinstance(text, str) and (layout := Layout.parse(text))]
+        if not layouts:
+            raise next((error for error in found if isinstance(error, ServerUnavailable)), unknown)
+        latest = max(layouts, key=lambda layout: layout.current.number)
+        return checked_number(self._queue, latest, wanted)
+
+    async def look(self, store: Store | None = None) -> bool:
+        """Read the layout; returns whether it has changed.
+
+        Args:
+            store: of the queue's own tag; by default that for operators.
+        """
+        asked_at = monotonic()
+        text = await Queries(store or self.base.operating).layout()
+        if self._changed_at >= asked_at:  # the answer may be older than what is known
+            return False
+        if text:
+            return self._use(parsed_layout(self._queue, text))
+        # None is stored: the queue has one shard, unless the server lost what it had.
+        return self._use(ONE if self._wanted is None else await self._settled(self._wanted))
+
+    async def now(self) -> Shards:
+        """The shards by a layout that is at most a second old; by the last one while it cannot be read."""
+        if monotonic() - self._read_at > _FRESH:
+            try:
+                await self.look()
+            except ServerUnavailable:
+                if not self.is_known:
+                    raise
+        return self
+
+    def use(self, layout: Layout) -> bool:
+        """Go by a layout that is known to be the present one; returns whether it is another."""
+        return self._use(layout)
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call *tell* when the layout has changed."""
+        self._listeners.append(tell)
+
+    def not_on_change(self, tell: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        if tell in self._listeners:
+            self._listeners.remove(tell)
+
+    def _use(self, layout: Layout) -> bool:
+        self._read_at = monotonic()
+        if layout == self.layout:
+            return False
+        self._changed_at = self._read_at
+        self.layout = layout
+        generations = [[self._shard(name, each.shards) for name in each.names] for each in layout.generations]
+        self.current, *self.older = reversed(generations)
+        self._all = [shard for some in (self.current, *self.older) for shard in some]
+        for name in [name for name, shard in self._made.items() if name and shard not in self._all]:
+            self._dropped.append(self._made.pop(name))
+        for tell in list(self._listeners):
+            tell()
+        return True
+
+    def _shard(self, name: str, siblings: int = 1) -> Shard:
+        shard = self._made.get(name)
+        if shard is None:
+            shard = self._made[name] = self._make(name)
+        shard.siblings = max(shard.siblings, siblings)
+        return shard
+
+    async def close(self) -> None:
+        """Close every connection for good."""
+        await asyncio.gather(*(shard.close() for shard in (*self._made.values(), *self._dropped)))
+
+
+async def settled_layout(store: Store, wanted: int) -> tuple[Layout, bool]:
+    """The layout of a queue, and whether it was written now because the queue is new.
+
+    Args:
+        store: of the queue's own tag.
+        wanted: the number of shards that the program wants.
+
+    Raises:
+        ConfigError: the queue has another number.
+    """
+    queue, text, is_new = store.keys.queue, await Queries(store).layout(), False
+    if not text:
+        status, text = await store.set_layout("", str(Layout.first(wanted)), seal=wanted > 1)
+        is_new = status > 0
+        if status < 0:  # it was used before there were layouts
+            return checked_number(queue, ONE, wanted), False
+    return checked_number(queue, parsed_layout(queue, text), wanted), is_new
+
+
+def parsed_layout(queue: str, text: str) -> Layout:
+    """A layout as it is stored.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    layout = Layout.parse(text)
+    if layout is None:
+        raise StoreError(
+            f"the layout of queue {queue!r} cannot be read: mx-rmq:{{{queue}}}:layout holds {text[:100]!r}"
+        )
+    return layout
+
+
+def checked_number(queue: str, layout: Layout, wanted: int) -> Layout:
+    """The layout, if it has the number of shards that the program wants.
+
+    Raises:
+        ConfigError: it has another; says which, and what to do.
+    """
+    if wanted in [each.shards for each in layout.generations]:
+        return layout
+    stored = layout.current.shards
+    raise ConfigError(
+        f"queue {queue!r} has {stored} shard{'' if stored == 1 else 's'}, not {wanted}: leave shards= out or "
+        f"write shards={stored}; await mq.reshard({wanted}) or `mx-rmq reshard {wanted}` changes the queue"
+    )
+
+
+# -- calls to all shards at once
+
+
+async def ask_all(shards: Iterable[Shard], ask: Callable[[Shard], Awaitable[R]]) -> list[R]:
+    """Ask all shards at once.
+
+    Raises:
+        ServerUnavailable: names the shards that did not answer; the others were asked all the same.
+    """
+    return _answers(await asyncio.gather(*(_ask(shard, ask) for shard in shards), return_exceptions=True))
+
+
+async def ask_those_there(
+    shards: Iterable[Shard], ask: Callable[[Shard], Awaitable[R]]
+) -> tuple[list[R], tuple[str, ...]]:
+    """Ask all shards at once; returns what those answered that can be reached, and why the others cannot.
+
+    Raises:
+        ServerUnavailable: no shard can be reached.
+    """
+    asked = list(shards)
+    answers, missing = await ask_known(asked, ask)
+    if asked and len(missing) == len(asked):
+        raise ServerUnavailable("; ".join(missing))
+    return answers, missing
+
+
+async def ask_known(
+    shards: Iterable[Shard], ask: Callable[[Shard], Awaitable[R]]
+) -> tuple[list[R], tuple[str, ...]]:
+    """Ask all shards at once; returns the answers there are, and why each other shard did not answer."""
+    found = await asyncio.gather(*(_ask(shard, ask) for shard in shards), return_exceptions=True)
+    missing = [str(error) for error in found if isinstance(error, ServerUnavailable)]
+    return _answers([each for each in found if not isinstance(each, ServerUnavailable)]), tuple(missing)
+
+
+async def find_first(shards: Shards, id_: str, ask: Callable[[Shard], Awaitable[R | None]]) -> R | None:
+    """What the shard says that has a message; None if no shard has it.
+
+    The shards to which the id leads are asked first, then the others: a message with a key is where that
+    leads to.
+
+    Raises:
+        ServerUnavailable: no shard that answers has it, and one does not answer.
+    """
+    homes = shards.homes(id_)
+    away: list[str] = []
+    for some in (homes, [shard for shard in shards if shard not in homes]):
+        answers = await asyncio.gather(*(_ask(shard, ask) for shard in some), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, ServerUnavailable):
+                away.append(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None:
+                return answer
+    if away:
+        raise ServerUnavailable("; ".join(away))
+    return None
+
+
+async def _ask(shard: Shard, ask: Callable[[Shard], Awaitable[R]]) -> R:
+    try:
+        return await ask(shard)
+    except ServerUnavailable as error:
+        raise shard.named(error) from error
+
+
+def _answers(found: Sequence[R | BaseException]) -> list[R]:
+    """The answers; raises what went wrong, all lost servers in one error."""
+    errors = [each for each in found if isinstance(each, BaseException)]
+    away = [error for error in errors if isinstance(error, ServerUnavailable)]
+    if len(away) == len(errors) > 1:
+        raise ServerUnavailable("; ".join(map(str, away))) from away[0]
+    for error in errors:
+        if len(errors) == 1 or not isinstance(error, ServerUnavailable):
+            raise error
+    return [each for each in found if not isinstance(each, BaseException)]

@@ -1,0 +1,73 @@
+"""Holds: messages with a key run after those of their key that are on shards of an older generation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.errors import ServerUnavailable
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all, ask_those_there
+from mx_rmq.worker.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
+
+_INTERVAL: Final = 0.25
+_SELDOM: Final = 5.0
+"""Seconds between two looks while there is one generation: a producer may have held a topic too late."""
+
+
+class Holds(Service):
+    """Lets a held topic go when no shard of an older generation has a message of it pending or leased.
+
+    Older shards take no messages, so what is there only gets less; what is retried or becomes due has lost
+    its place anyway. What a worker gives back, or a vanished one leaves, has not.
+
+    Args:
+        shards: of the queue.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        super().__init__("holds", shards.base.availability, _INTERVAL)
+        self._shards = shards
+
+    async def step(self) -> float:
+        """Look once at all topics that are held."""
+        generations = self._shards.generations
+        if len(generations) == 1:
+            await self._look(generations[0], ())
+            return _SELDOM
+        for number, some in enumerate(generations[:-1]):
+            older = [shard for each in generations[number + 1 :] for shard in each]
+            await self._look(some, older)
+        return _INTERVAL
+
+    async def _look(self, shards: Sequence[Shard], older: Sequence[Shard]) -> None:
+        held: dict[Shard, set[str]] = {}
+
+        async def read(shard: Shard) -> None:
+            if topics := await Queries(shard.store).held():
+                held[shard] = topics
+
+        await ask_those_there(shards, read)
+        topics = sorted(set[str]().union(*held.values()))
+        if not topics:
+            return
+        left = await ask_all(older, lambda shard: Queries(shard.store).unfinished(*topics))
+        free = {
+            topic
+            for topic, *each in zip(topics, *left, strict=True)
+            if not any(here.pending or here.leased for here in each)
+        }
+
+        async def let_go(shard: Shard) -> None:
+            await asyncio.gather(*(shard.store.let_go(topic) for topic in held[shard] & free))
+
+        try:
+            await ask_all(held, let_go)
+        except ServerUnavailable as error:  # the others were let go
+            self._availability.lost(self.name, error)

@@ -1,0 +1,146 @@
+"""The number of shards is stored with the queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import ConfigError, RedisMessageQueue, StoreError
+from mx_rmq.storage.layout import Generation, Layout
+from tests.words import eventually
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from tests.proxy import Proxy
+    from tests.words import MakeQueue
+
+
+@pytest.mark.parametrize("text", ["0:1", "0:8", "0:2 1:5", "3:1024", "1:5 2:3 7:1"])
+def test_a_layout_is_written_as_it_is_read(text: str) -> None:
+    layout = Layout.parse(text)
+    assert layout is not None
+    assert str(layout) == text
+
+
+@pytest.mark.parametrize("text", ["", "8", "0:0", "0:1025", "1:2 0:3", "0:2 0:3", "0:8 ", "a:b", "0:-1"])
+def test_another_text_is_no_layout(text: str) -> None:
+    assert Layout.parse(text) is None
+
+
+def test_the_shards_of_two_generations_share_no_name() -> None:
+    assert Generation(0, 1).names == ("",)
+    assert Generation(0, 3).names == ("0", "1", "2")
+    assert Generation(1, 1).names == ("1.0",)
+    assert Generation(12, 2).names == ("12.0", "12.1")
+
+
+async def test_the_first_program_that_names_a_number_decides(make_queue: MakeQueue, redis: Redis) -> None:
+    await make_queue(shards=8).open()
+    assert await redis.get("mx-rmq:{q}:layout") == b"0:8"
+    unset = make_queue(server_check="warn")
+    await unset.open()
+    assert len(unset._lifecycle.shards) == 8
+    with pytest.raises(
+        ConfigError, match=r"queue 'q' has 8 shards, not 3: leave shards= out or write shards=8"
+    ):
+        await make_queue(shards=3).open()
+    with pytest.raises(ConfigError, match="has 8 shards, not 3"):
+        make_queue(shards=3).sync.produce("t", 1)
+
+
+async def test_a_queue_that_was_used_without_a_number_has_one_shard(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    await make_queue().produce("t", 1)
+    assert not await redis.exists("mx-rmq:{q}:layout")
+    with pytest.raises(ConfigError, match="queue 'q' has 1 shard, not 2"):
+        await make_queue(shards=2).open()
+    await make_queue(shards=1).open()
+    assert await redis.get("mx-rmq:{q}:layout") == b"0:1"
+
+
+async def test_a_program_that_took_a_new_queue_for_one_shard_learns_better(make_queue: MakeQueue) -> None:
+    """It was open before the first one that named a number."""
+    early, late = make_queue(), make_queue()
+    await early.open()
+    await late.open()
+    eight = make_queue(shards=8)
+    await eight.open()
+    assert len(await early.produce_many("t", range(500))) == 500
+    await late.produce("t", 500)
+    assert early.sync.produce("t", 501, key="k")
+    counts = await eight.counts()
+    assert counts.pending == 502
+    assert (await early.counts()).pending == 502
+
+
+async def test_a_worker_that_took_a_new_queue_for_one_shard_learns_better(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    done: list[int] = []
+    mq = make_queue()
+
+    @mq.handler("t")
+    async def handle(n: int) -> None:
+        done.append(n)
+
+    await mq.start()
+    await redis.delete("mx-rmq:{q}:workers")  # as if the other program had been a moment earlier
+    eight = make_queue(shards=8)
+    await eight.open()
+    await eight.produce_many("t", range(100))
+    await eventually(lambda: len(done) == 100)
+
+
+async def test_programs_of_both_kinds_that_begin_together_agree(make_queue: MakeQueue) -> None:
+    first, second = make_queue(shards=4), make_queue(shards=4)
+    await first.open()
+    first.sync.produce("t", 1)
+    second.sync.produce("t", 2)
+    assert (await first.counts()).pending == 2
+
+
+async def test_a_layout_that_cannot_be_read_is_named(make_queue: MakeQueue, redis: Redis) -> None:
+    await redis.set("mx-rmq:{q}:layout", "many")
+    with pytest.raises(StoreError, match=r"mx-rmq:\{q\}:layout holds 'many'"):
+        await make_queue(shards=2).open()
+
+
+async def test_one_server_that_lost_everything_gets_the_layout_again(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    mq = make_queue(shards=3)
+
+    @mq.handler("t")
+    async def handle(n: int) -> None: ...
+
+    await mq.start()
+    await redis.flushall()
+    await eventually(lambda: redis.get("mx-rmq:{q}:layout"))
+    await mq.produce_many("t", range(30))
+    await mq.drain(timeout=10)
+
+
+async def test_deleting_a_queue_deletes_its_layout(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue(shards=3)
+    await mq.produce_many("t", range(30))
+    assert await mq.delete() > 9
+    assert await redis.keys("*") == []
+
+
+@pytest.mark.parametrize("shards", [0, 1025, 2.0, True, "8"])
+def test_the_number_is_checked(shards: object) -> None:
+    with pytest.raises(ConfigError, match="shards must be a whole number from 1 to 1024"):
+        RedisMessageQueue("embedded://", shards=shards)  # type: ignore[arg-type]
+
+
+async def test_one_shard_costs_a_producer_no_further_command(make_queue: MakeQueue, proxy: Proxy) -> None:
+    """Neither the layout nor the seal is asked for when a message is produced."""
+    mq = make_queue(proxy.url)
+    await mq.produce("t", 0)
+    before = len(proxy.commands)
+    for n in range(10):
+        await mq.produce("t", n)
+    assert proxy.commands[before:] == [b"EVALSHA"] * 10

@@ -1,0 +1,315 @@
+"""A live queue gets another number of shards: nothing is lost, nothing runs twice, keys keep their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import ConfigError, Retry, Stored
+from mx_rmq.operating import resharding
+from mx_rmq.storage.shard import shard_number
+from mx_rmq.worker import holds
+from tests.harness import command
+from tests.words import dead, drained, eventually, is_sound
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq import RedisMessageQueue, Resharding
+    from tests.words import MakeQueue
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation that is gone is cleared soon after the workers have seen that."""
+    monkeypatch.setattr(resharding, "_GRACE", 0.6)
+
+
+def working(mq: RedisMessageQueue, topic: str = "t") -> Counter[Any]:
+    """Give a queue a handler, and say how often it ran for what."""
+    done: Counter[Any] = Counter()
+
+    @mq.handler(topic, retry=Retry(max_attempts=1))
+    async def handle(payload: Any) -> None:
+        done[payload] += 1
+        if payload == "bad":
+            raise ValueError(payload)
+
+    return done
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, 4), (2, 5), (5, 2), (3, 1)])
+async def test_everything_is_served_while_the_number_changes(
+    make_queue: MakeQueue, redis: Redis, first: int | None, second: int
+) -> None:
+    mq, producer = make_queue(shards=first), make_queue()
+    done = working(mq)
+    await mq.produce_many("t", range(300))
+    await mq.produce_many("t", range(300, 350), delay=0.4)
+    await mq.start()
+    going = asyncio.create_task(mq.reshard(second))
+    for n in range(350, 600):
+        await producer.produce("t", n)
+    producer.sync.produce_many("t", range(600, 700))
+    await producer.produce_many("t", range(700, 1000))
+    await going
+    await eventually(lambda: len(done) == 1000)
+    assert set(done.values()) == {1}
+    assert await redis.get("mx-rmq:{q}:layout") == f"1:{second}".encode()
+    assert [shard.name for shard in await mq.shards()] == [f"1.{n}" for n in range(second)]
+    assert await is_sound(mq)
+    await producer.produce("t", 1000)
+    await eventually(lambda: done[1000])
+
+
+async def test_nothing_stays_of_an_older_generation_but_the_seals(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """A program that comes back after a month must not store a message where no worker looks."""
+    mq, late = make_queue(shards=2), make_queue(shards=2)
+    working(mq)
+    await late.open()
+    await mq.produce_many("t", range(20))
+    await mq.start()
+    await mq.reshard(3)
+
+    async def left() -> set[str]:
+        keys = {str(key, "utf-8") for key in await command(redis, "KEYS", "mx-rmq:{q:[01]}:*")}
+        return {key.split(":", 3)[-1] for key in keys if "=" not in key}
+
+    await eventually(lambda: left(), 5)
+    assert await left() == {"done"}
+    assert await redis.zrange("mx-rmq:{q:0}:done", 0, -1) == [b"=sealed"]
+    for call in (late.produce("t", 100), late.produce("t", 101, key="k"), late.produce_many("t", [102])):
+        assert await call
+    assert (await mq.counts()).topics["t"].produced == 3
+
+
+async def test_dead_messages_are_moved_with_their_deaths(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    done = working(mq)
+    ids = [str(await mq.produce("t", "bad", key=f"k{n}")) for n in range(10)]
+    await mq.start()
+    before = {id_: await dead(mq, id_) for id_ in ids}
+    seen: list[Resharding] = []
+    await mq.reshard(3, progress=seen.append)
+    assert seen[-1].left == 0
+    assert seen[-1].moved == 10
+    after = {id_: await mq.dlq.get(id_) for id_ in ids}
+    assert after == before
+    assert await mq.dlq.count() == 10
+    assert sum(group.count for group in await mq.dlq.groups()) == 10
+    for shard in mq._lifecycle.shards.current:
+        rows = [row async for row in _dead_on(shard)]
+        assert all(
+            shard_number(letter.message.key, 3) == mq._lifecycle.shards.current.index(shard)
+            for letter in rows
+        )
+    assert await is_sound(mq)
+    assert await mq.dlq.replay(*ids) == 10
+    await eventually(lambda: done["bad"] == 20)
+
+
+async def _dead_on(shard: Any) -> Any:
+    from mx_rmq.operating.dlq_reader import Filter, Walk
+    from mx_rmq.operating.letters import letter_of
+
+    with Walk(shard.operating, Filter()) as walk:
+        while rows := await walk.next(100):
+            for row in rows:
+                yield letter_of(row)
+
+
+async def test_an_id_stays_taken_through_a_reshard(make_queue: MakeQueue) -> None:
+    """While the older generation is there, and after it: live, dead or done and remembered."""
+    mq, producer = make_queue(shards=2), make_queue(shards=2)
+    working(mq)
+    await producer.open()
+    await mq.produce("t", "later", message_id="delayed", delay=2.5)
+    await mq.produce("t", "bad", message_id="dead")
+    await mq.produce("t", 1, message_id="done", dedup_for=60)
+    await mq.produce("t", 1, message_id="done-with-key", key="k", dedup_for=60)
+    await mq.start()
+    await dead(mq, "dead")
+    await eventually(lambda: _nothing_active(mq))
+    expected = {"delayed": Stored.LIVE, "dead": Stored.DEAD, "done": Stored.DONE}
+
+    async def check(names: set[str]) -> None:
+        for name in names:
+            assert (await producer.produce("t", 2, message_id=name)).stored is expected[name]
+            assert producer.sync.produce("t", 2, message_id=name).stored is expected[name]
+        again = await producer.produce("t", 2, message_id="done-with-key", key="k")
+        assert again.stored is Stored.DONE
+
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    await check({"delayed", "dead", "done"})
+    assert not (await producer.produce("t", 3, message_id="new")).duplicate
+    await going
+    await check({"dead", "done"})
+    assert (await producer.find("dead")).state == "dead"
+
+
+async def _nothing_active(mq: RedisMessageQueue) -> bool:
+    counts = await mq.counts()
+    return not counts.pending and not counts.processing
+
+
+async def test_messages_of_one_key_keep_their_order(make_queue: MakeQueue) -> None:
+    """What is on older shards begins first, though new ones are free; one at a time, so that it is seen."""
+    mq, producer = make_queue(shards=2, concurrency=1), make_queue()
+    seen: dict[str, list[int]] = defaultdict(list)
+
+    @mq.handler("t")
+    async def handle(payload: list[Any]) -> None:
+        seen[payload[0]].append(payload[1])
+        await asyncio.sleep(0.001)
+
+    await mq.open()
+    keys = [f"k{n}" for n in range(12)]
+    numbers = iter(range(10_000))
+
+    async def produce(rounds: int) -> None:
+        for n in (next(numbers) for _ in range(rounds)):
+            for key in keys:
+                await producer.produce("t", [key, n], key=key)
+
+    await produce(30)
+    await mq.start()
+    for shards in (5, 3):
+        going = asyncio.create_task(mq.reshard(shards))
+        await produce(30)
+        await going
+        await produce(5)
+    await drained(mq, 30)
+    await eventually(lambda: sum(map(len, seen.values())) == 12 * 100)
+    assert all(found == sorted(found) for found in seen.values())
+
+
+async def test_a_topic_with_keys_waits_on_the_new_shards_and_another_does_not(make_queue: MakeQueue) -> None:
+    mq, producer = make_queue(shards=2), make_queue(shards=2)
+    await producer.produce("keyed", "old", key="k")
+    await producer.produce("plain", "old")
+    begun = asyncio.Event()
+    going = asyncio.create_task(producer.reshard(4, progress=lambda _: begun.set()))
+    await begun.wait()
+    await producer.produce("keyed", "new", key="k")
+    await producer.produce("plain", "new")
+    shard = producer._lifecycle.shards.home("k")
+    assert (await shard.store.claim("keyed", 9, lease=1, holder="w")).paused
+    plain = [
+        delivery
+        for shard in producer._lifecycle.shards.current
+        for delivery in (await shard.store.claim("plain", 9, lease=0.1, holder="w")).deliveries
+    ]
+    assert len(plain) == 1
+    assert not (await producer.counts()).topics["keyed"].paused
+    done, plainly = working(mq, "keyed"), working(mq, "plain")
+    await mq.start()
+    await eventually(lambda: len(done) == 2)
+    assert list(done) == ["old", "new"]
+    await eventually(lambda: len(plainly) == 2)
+    await going
+
+
+async def test_a_topic_that_was_held_too_late_is_let_go(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a producer that stood still while the older generation went away."""
+    monkeypatch.setattr(holds, "_SELDOM", 0.3)
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.start()
+    await mq.reshard(3)
+    for shard in mq._lifecycle.shards:
+        await shard.store.hold("t")
+    await mq.produce_many("t", range(20), key="k")
+    await eventually(lambda: len(done) == 20)
+
+
+async def test_a_reshard_that_was_interrupted_goes_on(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.produce_many("t", range(100))
+    await mq.produce_many("t", range(100, 120), delay=1.0)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    states = Counter((shard.generation, shard.state) for shard in await mq.shards())
+    assert states == {(1, "serving"): 5, (0, "draining"): 2}
+    await mq.start()
+    await mq.produce_many("t", range(120, 200))
+    await mq.reshard(3)  # to another number: both older generations drain
+    assert [(shard.generation, shard.state) for shard in await mq.shards()] == [(2, "serving")] * 3
+    await eventually(lambda: len(done) == 200)
+    assert set(done.values()) == {1}
+    await mq.reshard(3)  # nothing to do
+
+
+async def test_programs_that_start_in_the_middle_may_name_either_number(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    await mq.produce("t", 1)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    for number in (2, 5, None):
+        queue = make_queue(shards=number, server_check="warn")
+        await queue.open()
+        assert len(queue._lifecycle.shards) == 7
+    with pytest.raises(ConfigError, match="has 5 shards, not 3"):
+        await make_queue(shards=3).open()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+
+
+async def test_a_message_on_an_older_shard_is_found_and_cancelled(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    ids = [str(await mq.produce("t", n, delay=60, key=f"k{n}")) for n in range(8)]
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    for id_ in ids:
+        assert (await mq.find(id_)).state == "delayed"
+    assert await mq.cancel(ids[0])
+    assert await mq.cancel_many(ids) == 7
+    await going
+
+
+async def test_what_an_export_has_goes_to_the_new_shards(make_queue: MakeQueue) -> None:
+    mq, other = make_queue(shards=2), make_queue(shards=2)
+    working(mq)
+    ids = [str(await mq.produce("t", "bad", key=f"k{n}")) for n in range(6)]
+    await mq.start()
+    for id_ in ids:
+        await dead(mq, id_)
+    await other.open()
+    records = [letter.as_dict() async for letter in other.dlq.export()]
+    await mq.dlq.purge()
+    await mq.reshard(4)
+    assert (await other.dlq.restore(records)).restored == 6
+    assert await mq.dlq.count() == 6
+
+
+@pytest.mark.parametrize("number", [0, 1025, "4", None])
+async def test_the_number_is_checked(make_queue: MakeQueue, number: Any) -> None:
+    mq = make_queue()
+    await mq.open()
+    with pytest.raises(ConfigError, match="shards must be a whole number from 1 to 1024"):
+        await mq.reshard(number)
+
+
+async def test_the_table_of_shards(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    await mq.produce_many("t", range(10), key="k")
+    await mq.produce_many("t", range(3), key="k", delay=60)
+    table = await mq.shards()
+    assert sum(shard.pending for shard in table) == 10
+    assert sum(shard.delayed for shard in table) == 3
+    assert str(table).splitlines()[0].split()[:3] == ["shard", "generation", "state"]
+    assert [each["name"] for each in table.as_dict()["shards"]] == ["0", "1"]
