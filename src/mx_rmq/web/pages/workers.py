@@ -1,0 +1,110 @@
+"""The workers: who lives, what each has, what is wrong with it, and who vanished."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from starlette.routing import Route
+
+from mx_rmq.checks import is_label
+from mx_rmq.operating.doctor import not_consuming, unserved
+from mx_rmq.web.desk import Live, Section, desk_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from mx_rmq.operating.figures import Figures
+    from mx_rmq.operating.vanished import VanishedWorker
+    from mx_rmq.storage.facts import WorkerFacts
+    from mx_rmq.web.desk import Desk
+
+_MOST: Final = 200
+"""Workers in the table."""
+_LATE: Final = 15.0
+"""Seconds without a registration that are remarked: a worker registers every five."""
+_IDS: Final = 10
+"""Messages of a vanished worker that are looked for."""
+_FATES: Final = {"gone": "completed or deleted since"}
+_VANISHED: Final = 20
+"""Vanished workers in the table."""
+_LAG: Final = 0.5
+"""Seconds that an event loop may be late before it is remarked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A worker in the table."""
+
+    of: WorkerFacts
+    problems: list[str]
+    level: str
+
+    @property
+    def id(self) -> str:
+        """Of its element."""
+        return f"worker-{self.of.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A vanished worker in the table."""
+
+    of: VanishedWorker
+    fates: list[tuple[str, str]]
+    """Some of its messages, and where each is now."""
+
+
+async def workers(request: Request) -> Response:
+    """The page."""
+    desk = desk_of(request)
+    figures, vanished = await asyncio.gather(desk.looks.figures(), desk.queue.vanished())
+    rows = _rows(figures)
+    return desk.page(
+        request,
+        "workers.html",
+        title="Workers",
+        rows=rows[:_MOST],
+        count=len(rows),
+        figures=figures,
+        alone=unserved(figures.counts, figures.workers)[:_MOST],
+        now=figures.read_at,
+        gone=await asyncio.gather(*(_gone(desk, each) for each in vanished[:_VANISHED])),
+        more_gone=max(0, len(vanished) - _VANISHED),
+    )
+
+
+async def _gone(desk: Desk, worker: VanishedWorker) -> Gone:
+    ids = [id_ for id_ in worker.ids if is_label(id_)][:_IDS]
+    found = await asyncio.gather(*map(desk.queue.find, ids))
+    return Gone(worker, [(facts.id, _FATES.get(facts.state, facts.state)) for facts in found])
+
+
+def _rows(figures: Figures) -> list[Row]:
+    """The workers, those with problems first."""
+    rows = []
+    for worker in figures.workers:
+        problems = not_consuming(worker, figures.counts, figures.read_at)
+        if worker.loop_lag > _LAG:
+            problems.append(f"its event loop was blocked for {worker.loop_lag:.1f} s")
+        late = figures.read_at - worker.seen_at > _LATE
+        rows.append(Row(worker, problems, "bad" if problems else "warn" if late else "ok"))
+    return sorted(rows, key=lambda row: (row.level == "ok", row.of.name))
+
+
+async def _live(desk: Desk, _argument: str) -> Live:
+    figures = await desk.looks.figures()
+    rows = _rows(figures)
+    html = {
+        row.id: desk.part("workers_parts.html", "worker_row", row=row, now=figures.read_at)
+        for row in rows[:_MOST]
+    }
+    html["worker-totals"] = desk.part("workers_parts.html", "totals", count=len(rows), figures=figures)
+    return Live(html, {"workers": [row.id for row in rows[:_MOST]]})
+
+
+SECTION: Final = Section(
+    routes=[Route("/workers", workers)], nav=("Workers", "workers"), live={"workers": _live}
+)

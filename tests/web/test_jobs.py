@@ -1,0 +1,84 @@
+"""Long work: it goes on without a page, tells how far it is, and can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import ConfigError, NoHandler, WebUser
+from mx_rmq.web.acts import Call, Done, act
+from mx_rmq.web.app import Dashboard
+from mx_rmq.web.jobs import Job, Jobs
+from tests.web.conftest import Browser
+from tests.words import ONE_SERVER, eventually
+
+if TYPE_CHECKING:
+    from mx_rmq import RedisMessageQueue
+
+
+@ONE_SERVER
+async def test_a_job_has_a_page_that_survives_a_reload_and_a_stop_button(mq: RedisMessageQueue) -> None:
+    go_on = asyncio.Event()
+
+    @act("/try/long", right="mend", what="try long", target="topic")
+    async def long(call: Call) -> Done:
+        async def work(job: Job) -> str:
+            job.progress(7)
+            await go_on.wait()
+            return "all done"
+
+        return call.start("Do <much>", work, total=10, back="dlq")
+
+    app = Dashboard(mq)
+    app.app.router.routes.append(long)
+    browser = Browser(app)
+    await browser.get("/")
+    id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+    token = app.desk.keeper.form_token(id_, WebUser("local"))
+    answer = await browser.post("/try/long", {"form_token": token, "topic": "orders"})
+    page = await browser.http.get(answer.headers["location"])
+    assert "Do &lt;much&gt;" in page.text
+    assert 'max="10" value="7"' in page.text
+    assert await browser.token(answer.headers["location"]) == token
+    (job,) = app.desk.jobs.all()
+    assert (await browser.post("/job/stop", {"form_token": token, "id": job.id})).status_code == 303
+    await eventually(lambda: not job.is_running)
+    page = await browser.get(f"/job?id={job.id}")
+    assert "stopped after 7" in page.text
+    await eventually(lambda: job.ended_at is not None)
+    trail = await mq.trail()
+    assert [(each.what, each.count) for each in trail] == [("try long", 7), ("try long", 0)]
+    assert "Do &lt;much&gt;" in (await browser.get("/job")).text
+    assert (await browser.get("/job?id=none")).status_code == 404
+
+
+async def test_jobs_are_bounded_and_say_how_they_ended() -> None:
+    jobs, ended = Jobs(), list[Job]()
+
+    async def note(job: Job) -> None:
+        ended.append(job)
+
+    async def wait(_: Job) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def fail(_: Job) -> str:
+        raise NoHandler("for nothing")
+
+    async def well(job: Job) -> str:
+        job.progress(3)
+        return "well"
+
+    for n in range(60):
+        job = jobs.start(Job(str(n), "anna"), well if n % 2 else fail, ended=note)
+        while job.is_running:
+            await asyncio.sleep(0)
+    assert len(jobs.all()) == 50
+    assert {(job.state, job.said) for job in ended} == {("done", "well"), ("failed", "for nothing")}
+    running = [jobs.start(Job("wait", "anna"), wait, ended=note) for _ in range(4)]
+    with pytest.raises(ConfigError, match="4 jobs are running"):
+        jobs.start(Job("more", "anna"), wait, ended=note)
+    jobs.stop()
+    await eventually(lambda: not any(job.is_running for job in running))

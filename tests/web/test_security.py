@@ -1,0 +1,246 @@
+"""Who may look and act, and what every response says to browsers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
+
+from mx_rmq import RedisMessageQueue, WebUser
+from mx_rmq.web.acts import Call, Done, act
+from mx_rmq.web.app import Dashboard
+from tests.web.conftest import Browser
+from tests.words import ONE_SERVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from mx_rmq.web.users import Right
+
+pytestmark = ONE_SERVER
+
+TOKEN = "a-token-that-is-long"
+
+
+@act("/try/mend", right="mend", what="try", target="topic")
+async def mend(call: Call) -> Done:
+    """Pause a topic, for tests."""
+    await call.desk.queue.pause(call.target)
+    return Done(f"paused {call.target}", count=3)
+
+
+def dashboard(mq: RedisMessageQueue, **options: Any) -> Browser:
+    """A dashboard with a page to try acts."""
+    app = Dashboard(mq, **options)
+    app.app.router.routes.append(mend)
+    return Browser(app)
+
+
+async def token_of(browser: Browser) -> str:
+    """The token of the session's forms, as a form of a page would have it."""
+    await browser.get("/")
+    desk, request = browser.app.desk, browser.http.build_request("GET", "http://localhost/")
+    browser.http.cookies.set_cookie_header(request)
+    id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+    user = "token" if desk.keeper.token else "local"
+    return str(desk.keeper.form_token(id_, WebUser(user)))
+
+
+# -- who
+
+
+async def test_without_auth_this_computer_is_answered(browse: Callable[..., Browser]) -> None:
+    assert (await browse().get("/")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"client": ("10.0.0.7", 1)},
+        {"base_url": "http://evil.example"},
+        {"headers": {"x-forwarded-for": "10.0.0.7"}},
+        {"headers": {"forwarded": "for=10.0.0.7"}},
+        {"client": ("testclient", 1)},
+    ],
+    ids=lambda each: str(*each),
+)
+async def test_without_auth_nothing_else_is_answered(
+    mq: RedisMessageQueue, elsewhere: dict[str, Any]
+) -> None:
+    """Not another computer, not a name that another site gave this one, not a proxy on this one."""
+    page = await Browser(mq.dashboard(), **elsewhere).get("/")
+    assert page.status_code == 403
+    assert "dashboard(auth=" in page.text
+
+
+async def test_a_token_opens_by_its_page_and_by_a_header(mq: RedisMessageQueue) -> None:
+    browser = Browser(mq.dashboard(auth=TOKEN), client=("10.0.0.7", 1))
+    page = await browser.get("/")
+    assert (page.status_code, page.headers["location"]) == (303, "/login")
+    wrong = await browser.post("/login", {"token": "another-token-that-is-long"})
+    assert wrong.status_code == 401
+    assert (await browser.get("/")).status_code == 303
+    right = await browser.post("/login", {"token": TOKEN})
+    assert right.status_code == 303
+    assert "HttpOnly; SameSite=Strict" in right.headers["set-cookie"]
+    page = await browser.get("/")
+    assert page.status_code == 200
+    assert "Log out" in page.text
+
+    program = Browser(mq.dashboard(auth=TOKEN), headers={"authorization": f"Bearer {TOKEN}"})
+    assert (await program.get("/")).status_code == 200
+    program = Browser(mq.dashboard(auth=TOKEN), headers={"authorization": "Bearer wrong"})
+    assert (await program.get("/")).status_code == 401
+
+
+async def test_a_session_is_not_forged_and_not_another_dashboards(mq: RedisMessageQueue) -> None:
+    browser = Browser(mq.dashboard(auth=TOKEN))
+    await browser.post("/login", {"token": TOKEN})
+    value = browser.http.cookies["mx_rmq_session"]
+    other = Browser(mq.dashboard(auth=TOKEN + "!"))
+    for forged in (value, value[:-1] + ("0" if value[-1] != "0" else "1"), "x.9999999999.", "", "é"):
+        page = await other.get("/", headers={"cookie": f"mx_rmq_session={forged}".encode()})
+        assert page.status_code == 303
+    # Another process of the application has the same dashboard.
+    same = await Browser(mq.dashboard(auth=TOKEN)).get("/", headers={"cookie": f"mx_rmq_session={value}"})
+    assert same.status_code == 200
+
+
+async def test_guessing_is_stopped(mq: RedisMessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mx_rmq.web.pages.login._PAUSE", 0)
+    browser = Browser(mq.dashboard(auth=TOKEN))
+    codes = [(await browser.post("/login", {"token": f"guess {n}"})).status_code for n in range(11)]
+    assert codes == [401] * 10 + [429]
+    assert (await browser.post("/login", {"token": TOKEN})).status_code == 429
+
+
+async def test_names_and_passwords_come_from_the_environment(
+    mq: RedisMessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MX_RMQ_WEB_USERS", "anna:long-secret, ben:other-secret")
+    browser = Browser(mq.dashboard(), client=("10.0.0.7", 1))
+    page = await browser.get("/")
+    assert page.status_code == 401
+    assert page.headers["www-authenticate"].startswith("Basic")
+    assert (await browser.get("/", auth=("anna", "other-secret"))).status_code == 401
+    assert (await browser.get("/", auth=("eve", ""))).status_code == 401
+    page = await browser.get("/", auth=("ben", "other-secret"))
+    assert page.status_code == 200
+    assert "· ben" in page.text
+
+
+async def test_the_application_says_who_comes_and_what_they_may(mq: RedisMessageQueue) -> None:
+    async def asked(request: Request) -> object:
+        name = request.headers.get("x-name")
+        if name == "nobody":
+            return None
+        if name == "stranger":
+            return RedirectResponse("/host/login")
+        if name == "raise":
+            raise HTTPException(402, "pay first")
+        may: list[Right] = [] if name == "blind" else ["look"]
+        return WebUser(str(name), may)
+
+    browser = Browser(mq.dashboard(auth=asked), client=("10.0.0.7", 1))
+    found = {
+        name: (await browser.get("/", headers={"x-name": name}))
+        for name in ("anna", "nobody", "stranger", "blind", "raise")
+    }
+    codes = {name: page.status_code for name, page in found.items()}
+    assert codes == {"anna": 200, "nobody": 401, "stranger": 307, "blind": 403, "raise": 402}
+    assert "anna, may only look" in found["anna"].text
+
+
+# -- what changes something
+
+
+async def test_an_act_is_done_and_noted(mq: RedisMessageQueue) -> None:
+    await mq.produce("orders", 1)
+    browser = dashboard(mq)
+    answer = await browser.post("/try/mend", {"form_token": await token_of(browser), "topic": "orders"})
+    assert answer.status_code == 303
+    assert (await mq.counts()).topics["orders"].paused
+    (noted,) = await mq.trail()
+    assert (noted.who, noted.what, noted.target, noted.count) == ("local", "try", "orders", 3)
+    page = await browser.http.get(answer.headers["location"])
+    assert '<p class="note" role="status">paused orders</p>' in page.text
+    other = await dashboard(mq).http.get(answer.headers["location"])
+    assert "paused orders</p>" not in other.text, "a note is bound to the session"
+
+
+async def test_a_failed_act_is_noted_too(mq: RedisMessageQueue) -> None:
+    browser = dashboard(mq)
+    answer = await browser.post("/try/mend", {"form_token": await token_of(browser), "topic": "none"})
+    assert answer.status_code == 404
+    (noted,) = await mq.trail()
+    assert noted.said.startswith("failed: there is no topic 'none'")
+
+
+async def test_a_change_needs_the_token_of_the_session(mq: RedisMessageQueue) -> None:
+    await mq.produce("orders", 1)
+    browser, other = dashboard(mq), dashboard(mq)
+    await browser.get("/")
+    for wrong in ("", "0" * 64, await token_of(other)):
+        answer = await browser.post("/try/mend", {"form_token": wrong, "topic": "orders"})
+        assert answer.status_code == 403
+    assert not (await mq.counts()).topics["orders"].paused
+    assert await mq.trail() == []
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080", None])
+async def test_a_change_comes_from_the_same_origin(mq: RedisMessageQueue, origin: str | None) -> None:
+    await mq.produce("orders", 1)
+    browser = dashboard(mq)
+    fields = {"form_token": await token_of(browser), "topic": "orders"}
+    assert (await browser.post("/try/mend", fields, origin=origin)).status_code == 403
+    browser.http.headers["sec-fetch-site"] = "same-site"
+    assert (await browser.post("/try/mend", fields)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "options", [{"read_only": True}, {"auth": lambda _: WebUser("local", ["look", "delete"])}]
+)
+async def test_rights_are_enforced_in_the_routes(mq: RedisMessageQueue, options: dict[str, Any]) -> None:
+    await mq.produce("orders", 1)
+    browser = dashboard(mq, **options)
+    answer = await browser.post("/try/mend", {"form_token": await token_of(browser), "topic": "orders"})
+    assert answer.status_code == 403
+    assert "needs the right" in answer.text
+    assert not (await mq.counts()).topics["orders"].paused
+
+
+async def test_a_get_changes_nothing(mq: RedisMessageQueue) -> None:
+    assert (await dashboard(mq).get("/try/mend")).status_code == 405
+
+
+async def test_a_form_is_bounded(mq: RedisMessageQueue) -> None:
+    browser = dashboard(mq)
+    fields = {"form_token": await token_of(browser), "topic": "x" * 4_000_000}
+    assert (await browser.post("/try/mend", fields)).status_code == 413
+    many = {f"f{n}": "1" for n in range(3000)}
+    assert (await browser.post("/try/mend", many)).status_code == 400
+
+
+# -- what browsers are told
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/login", "/static/app.js", "/job"])
+async def test_every_response_has_the_headers(browse: Callable[..., Browser], path: str) -> None:
+    headers = (await browse().get(path)).headers
+    policy = headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "default-src 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    cookies = headers.get_list("set-cookie")
+    assert all(cookie.startswith("mx_rmq_session=") for cookie in cookies)
+
+
+async def test_the_cookie_is_secure_over_https(mq: RedisMessageQueue) -> None:
+    page = await Browser(mq.dashboard(), base_url="https://localhost").get("/")
+    assert "; Secure" in page.headers["set-cookie"]
