@@ -306,10 +306,8 @@ class Lifecycle:
             availability.lost("start", error, f"trying for {patience:g} s")
 
         try:
-            await resend(call, patience=patience, failed=failed)
-        except ServerUnavailable as error:
-            availability.leave("start")
-            raise shard.named(error) from error
+            with shard.naming():
+                await resend(call, patience=patience, failed=failed)
         except BaseException:
             availability.leave("start")
             raise

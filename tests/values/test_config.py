@@ -263,7 +263,10 @@ async def test_no_error_shows_a_password(url: str, tmp_path: Path, monkeypatch: 
         with pytest.raises(MxRmqError) as refused:
             await produce(sync=sync)
         error: BaseException | None = refused.value
+        chain: list[BaseException] = []
         while error is not None:
+            assert error not in chain, "an error is its own cause"
+            chain.append(error)
             assert "pa55word" not in str(error)
             assert "pa55word" not in repr(error)
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -524,10 +524,8 @@ class DeadLetters:
 
 async def _of(shard: Shard, call: Callable[..., Awaitable[R]], *args: Any) -> R:
     """What a call to a shard returns; an error names the shard."""
-    try:
+    with shard.naming():
         return await call(*args)
-    except ServerUnavailable as error:
-        raise shard.named(error) from error
 
 
 def _leader(row: Restore, current: Sequence[Shard]) -> str:

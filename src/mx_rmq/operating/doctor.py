@@ -92,7 +92,7 @@ async def examine(shards: Shards, config: Config, *, audit_for: float = 5.0) -> 
             if shards.is_one:
                 raise
             remedy = "look at this server: the messages of this shard wait until it is back"
-            return Diagnosis("server", "problem", str(shard.named(error)), remedy)
+            return Diagnosis("server", "problem", str(shard.naming.named(error)), remedy)
 
     for shard, facts in zip(shards, await asyncio.gather(*map(facts_of, shards)), strict=True):
         if isinstance(facts, Diagnosis):
@@ -331,10 +331,8 @@ def _workers(counts: Counts, workers: Workers) -> Iterator[Diagnosis]:
 
 
 async def _look_by_audit(shard: Shard, lease: float, within: float) -> list[Diagnosis]:
-    try:
+    with shard.naming():
         report = await audit(shard.operating, lease=lease, within=within)
-    except ServerUnavailable as error:
-        raise shard.named(error) from error
     report.shard = shard.name
     return [_audited(report, within)]
 

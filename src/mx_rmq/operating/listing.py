@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
-from mx_rmq.errors import ServerUnavailable
 from mx_rmq.limits import BATCH
 from mx_rmq.message import LANES
 from mx_rmq.operating.dead_letters import DeadLetters
@@ -89,12 +88,10 @@ async def list_messages(
         if len(facts) == limit:
             return MessagePage(facts, f"{of.name},{at},", read_at)
         queries = Queries(shard.operating)
-        try:
+        with shard.naming():
             read_at = read_at or await queries.time()
             rows, end = await _rows(queries, of, limit - len(facts), place)
             facts += await _facts(queries, rows)
-        except ServerUnavailable as error:
-            raise shard.named(error) from error
         if end is not None:
             return MessagePage(facts, f"{of.name},{at},{end}", read_at)
         place = ""

@@ -140,7 +140,7 @@ async def list_shards(shards: Shards, server: str) -> ShardList:
         try:
             counts = await Queries(shard.operating).counts()
         except ServerUnavailable as error:
-            return ShardFacts(shard.name, generation, "away", server, error=str(shard.named(error)))
+            return ShardFacts(shard.name, generation, "away", server, error=str(shard.naming.named(error)))
         whole = reduce(add, counts.topics.values(), TopicCounts())
         active = whole.pending, whole.processing
         return ShardFacts(shard.name, generation, state, server, *active, counts.delayed, counts.dead)

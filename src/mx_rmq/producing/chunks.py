@@ -149,21 +149,21 @@ class Chunks:
                 await self._placing.reach(chunk.shard)
             elif self._shards.older and first.key:  # the same for all of them
                 prepare = partial(self._placing.before, chunk.shard, chunk.topic, first)
-                await resend(prepare, patience=self._config.patience)
-            return await resend(
-                attempt,
-                patience=self._config.patience,
-                passes=passes,
-                within=self._calls.longest(durability),
-                failed=failed,
-            )
+                with chunk.shard.naming():
+                    await resend(prepare, patience=self._config.patience)
+            with chunk.shard.naming():
+                return await resend(
+                    attempt,
+                    patience=self._config.patience,
+                    passes=passes,
+                    within=self._calls.longest(durability),
+                    failed=failed,
+                )
         except NotSent:
             return await again()
         except Sealed:
             await self._placing.relearn(chunk.shard)
             return await again()
-        except ServerUnavailable as error:
-            raise chunk.shard.named(error) from error
 
     async def _send_elsewhere(self, chunk: _Chunk) -> list[Receipt]:
         """Send the messages of a chunk again, each to the shard that is its own now."""

@@ -100,7 +100,7 @@ class Placing:
             await Queries(shard.store).ping()
         except ServerUnavailable as error:
             self.lost(shard, error)
-            raise NotSent(str(shard.named(error))) from error
+            raise NotSent(str(shard.naming.named(error))) from error
 
     def has_others(self, shard: Shard) -> bool:
         """Whether another shard answers."""

@@ -125,7 +125,7 @@ class Producer:
             if shard.availability.away:
                 shard.availability.back(USER)
             return receipts
-        try:
+        with shard.naming():
             receipts = await resend(
                 call,
                 patience=self._config.patience,
@@ -134,8 +134,6 @@ class Producer:
                 failed=partial(self._on_failure, key),
                 problem=problem,
             )
-        except ServerUnavailable as error:
-            raise shard.named(error) from error
         shard.availability.back(USER)
         return receipts
 
@@ -153,7 +151,7 @@ class Producer:
             batcher.turn_away(lambda message: not message.is_bound, NotSent(str(error)))
         first = monotonic() + wait - patience
         given = given_up(error, patience)
-        named = shard.named(given) if isinstance(given, ServerUnavailable) else given
+        named = shard.naming.named(given) if isinstance(given, ServerUnavailable) else given
         batcher.give_up(lambda message: message.asked_at < first, named)
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_topic
-from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
+from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, StoreError
 from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
@@ -27,6 +27,7 @@ from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.layout import ONE, Layout
 from mx_rmq.storage.locate import Address
+from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
@@ -244,16 +245,15 @@ class SyncProducer:
         with self._name() as producer:
             call = self._calls.number()  # after the name is taken: the numbers of a name must grow
             try:
-                stored = resend_blocking(
-                    lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
-                    patience=self._config.patience,
-                    within=self._calls.longest(messages[0].durability),
-                    failed=partial(shard.failed, patience=self._config.patience),
-                )
+                with shard.naming():
+                    stored = resend_blocking(
+                        lambda: run_blocking(produce(topic, messages, producer=producer, call=call)),
+                        patience=self._config.patience,
+                        within=self._calls.longest(messages[0].durability),
+                        failed=partial(shard.failed, patience=self._config.patience),
+                    )
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None
-            except ServerUnavailable as error:
-                raise shard.named(error) from error
             shard.availability.back(USER)
             if heard(MessagesProduced):
                 self._calls.tell(topic, stored)
@@ -339,8 +339,9 @@ class _SyncShard:
 
     def __init__(self, address: Address, config: Config, name: str, new_store: NewStore) -> None:
         self.name = name
-        self._shown = config.shown_url
-        self.availability = Availability(f"{self._shown}, shard {name}" if name else self._shown, config.name)
+        shown = config.shown_url
+        self.naming = ShardNaming(name, shown)
+        self.availability = Availability(f"{shown}, shard {name}" if name else shown, config.name)
         self._away_until = -inf
         place = address.place(Keys(config.name, name).prefix)
         self.keys = Keys(config.name, name, in_cluster=place.in_cluster)
@@ -362,10 +363,6 @@ class _SyncShard:
         """Note that a call failed."""
         self._away_until = monotonic() + _AWAY
         self.availability.lost(USER, error, f"trying for {patience:g} s")
-
-    def named(self, error: ServerUnavailable) -> ServerUnavailable:
-        """The error, with the name of the shard and its server if the queue has several."""
-        return ServerUnavailable(f"shard {self.name} at {self._shown}: {error}") if self.name else error
 
     def close(self) -> None:
         """Close the connections."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 from zlib import crc32
 
-from mx_rmq.errors import ServerUnavailable
 from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections
 from mx_rmq.storage.connection import Connection, ConnectionPerCall
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.place import place_of
 from mx_rmq.storage.store import Store
 from mx_rmq.storage.subscription import Subscription
@@ -58,6 +58,7 @@ class Shard:
         """How many shards its generation has."""
         server = f"{config.shown_url}, shard {name}" if name else config.shown_url
         self.availability = Availability(server, config.name)
+        self.naming = ShardNaming(name, config.shown_url)
         self._config = config
         self._new_store = new_store
         self._shared: WeakSet[Connection] = WeakSet()
@@ -83,14 +84,6 @@ class Shard:
     def is_well(self) -> bool:
         """Whether every user of its server could use it the last time."""
         return not self.availability.away
-
-    def named(self, error: ServerUnavailable) -> ServerUnavailable:
-        """The error, with the name of the shard and its server if the queue has several."""
-        if not self.name or str(error).startswith("shard "):
-            return error
-        named = ServerUnavailable(f"shard {self.name} at {self._config.shown_url}: {error}")
-        named.__cause__ = error
-        return named
 
     def store_for(self, durability: Durability) -> Store:
         """A store whose produce waits for *durability*.

@@ -307,10 +307,8 @@ async def find_first(shards: Shards, id_: str, ask: Callable[[Shard], Awaitable[
 
 
 async def _ask(shard: Shard, ask: Callable[[Shard], Awaitable[R]]) -> R:
-    try:
+    with shard.naming():
         return await ask(shard)
-    except ServerUnavailable as error:
-        raise shard.named(error) from error
 
 
 def _answers(found: Sequence[R | BaseException]) -> list[R]:
