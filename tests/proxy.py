@@ -60,6 +60,7 @@ class Proxy:
         self._losing: dict[str, int] = {}
         """In how many calls of which script, or of any, a reply gets lost."""
         self._stay_away = False
+        self._conceals = False
         self._dribble, self._piece = 0.0, 1 << 12
         self._latest = 0.0
         self._rate: float | None = None
@@ -117,6 +118,10 @@ class Proxy:
         self._silent.append(self._flowing)
         self._flowing = asyncio.Event()
         self.thaw()
+
+    def conceal_ends(self) -> None:
+        """A connection that the server closes stays open for its client, which is not told."""
+        self._conceals = True
 
     def belated(self) -> None:
         """What connections that fell silent had still to say arrives after all."""
@@ -232,6 +237,10 @@ class Proxy:
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if self._conceals and ways[1].done():
+                ways[0].cancel()
+                await asyncio.wait(ways)
+                await reader.read()  # until the client gives it up
         finally:
             for way in ways:
                 way.cancel()

@@ -27,7 +27,7 @@ from mx_rmq.worker.holdings import Holdings, Job
 from mx_rmq.worker.presence import Presence
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
-from tests.words import ONE_SERVER, drained, events, eventually, in_state, new, store_of
+from tests.words import ONE_SERVER, PREFIX, drained, events, eventually, in_state, new, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -228,6 +228,54 @@ async def test_workers_whose_connections_are_all_cut_come_back_and_keep_their_me
     assert sorted(started) == list(range(10))
 
 
+@ONE_SERVER
+async def test_a_worker_whose_connection_is_half_open_keeps_what_it_holds(
+    make_queue: MakeQueue, server: EmbeddedServer, redis: Redis
+) -> None:
+    """Its parked claim is still answered, so it begins what it holds without asking."""
+    with Proxy(server) as proxy:
+        holder = make_queue(proxy.url, lease=LEASE, recovery_grace=0.5, socket_timeout=10)
+        other = make_queue(lease=LEASE, recovery_grace=0.5)
+        begun: list[str] = []
+
+        @holder.handler("t", batch=2, linger=3)
+        async def linger(payloads: list[int]) -> None:
+            begun.append("holder")
+
+        @other.handler("t")
+        async def begin(payload: int) -> None:
+            begun.append("other")
+
+        for mq in (holder, other):
+
+            @mq.handler("u")
+            async def on_u(payload: int) -> None:
+                pass
+
+        async def is_known_by_both() -> bool:
+            said = await command(redis, "HGETALL", PREFIX + "workers_connections")
+            return [b"+" in each for each in said.values()] == [True]
+
+        async def has_begun() -> bool:
+            await other.produce("u", 0)  # for the parked claim of either
+            return "holder" in begun
+
+        await other.open()
+        await holder.start()
+        await eventually(is_known_by_both)
+        (first,) = await other.workers()
+        await other.produce("t", 1, message_id="A1")
+        await in_state(other, "A1", "held")
+        await other.start()
+        proxy.conceal_ends()
+        await command(redis, "CLIENT", "KILL", "ID", first.connection)
+        await eventually(has_begun)
+        proxy.cut()
+        await drained(other)
+        assert begun == ["holder"]
+        await holder.close()
+
+
 # -- step by step
 
 
@@ -281,12 +329,17 @@ class Scene:
         self.watch.now += seconds
         return await self.presence.step(look=look)
 
-    async def register(self, worker: str, *, server: str = "", there: bool = False) -> None:
-        """Register a worker by a connection that is there, or not any more."""
+    async def register(
+        self, worker: str, *, server: str = "", there: bool = False, parked: bool | None = None
+    ) -> None:
+        """Register a worker by a connection that is there, or not any more; and by a second one, if told."""
         async with Redis(unix_socket_path=self.redis.connection_pool.connection_kwargs["path"]) as client:
-            id_ = await command(self.redis if there else client, "CLIENT", "ID")
+            gone = await command(client, "CLIENT", "ID")
+        here = await command(self.redis, "CLIENT", "ID")
         run = server or (await command(self.redis, "INFO", "server"))["run_id"]
-        await self.store.register_worker(worker, b"{}", connection=ClientIdentity(id_, run).text, silence=60)
+        second = 0 if parked is None else here if parked else gone
+        client_id = ClientIdentity(here if there else gone, run, second)
+        await self.store.register_worker(worker, b"{}", connection=client_id.text, silence=60)
 
     async def claim(self, holder: str, *ids: str, topic: str = "t") -> None:
         """Let a worker hold messages for long."""
@@ -416,7 +469,8 @@ async def test_a_registration_of_another_run_of_the_server_says_nothing(scene: S
 
 
 @pytest.mark.parametrize(
-    "connection", [" -1", " 0", " 1e99", f" {'9' * 30}", ' "7"', " ", "", "\xff 7", " 7 8"]
+    "connection",
+    [" -1", " 0", " 1e99", f" {'9' * 30}", ' "7"', " ", "", "\xff 7", " 7 8", " 7+", " 7+0", " 7+8+9"],
 )
 async def test_nonsense_in_the_registry_is_nobodys_end(scene: Scene, connection: str) -> None:
     run = (await command(scene.redis, "INFO", "server"))["run_id"]
@@ -523,6 +577,20 @@ async def test_a_worker_that_holds_messages_sees_that_it_was_forgotten(scene: Sc
     assert scene.holdings.present_until == scene.watch.now + 1
 
 
+async def test_a_worker_is_there_as_long_as_one_of_its_connections_is(scene: Scene) -> None:
+    await scene.register("gone", parked=False)
+    await scene.register("half-open", parked=True)
+    await scene.register("here", there=True, parked=False)
+    for holder in ("gone", "half-open", "here"):
+        await scene.claim(holder, f"of-{holder}")
+    await scene.step()
+    assert await scene.presence.seen({"gone", "half-open", "here"}) == {"half-open", "here"}
+    for _ in range(4):
+        await scene.step(0.6)
+    assert await scene.ended() == ["of-gone"]
+    assert await scene.registered() == {"half-open", "here", "observer"}
+
+
 async def test_who_has_registered_anew_is_not_removed(scene: Scene) -> None:
     await scene.register("back")
     before = (await scene.reader.connections(["back"]))["back"]
@@ -538,6 +606,37 @@ async def test_the_reply_to_a_claim_shows_that_others_see_this_worker(scene: Sce
     scene.holdings.present_until = now - 100
     scene.holdings.set_clock(5000 + now)
     assert scene.holdings.present_until == pytest.approx(now + 1, abs=0.5)
+
+
+async def test_the_reply_to_a_parked_claim_shows_it_once_that_connection_is_registered(
+    scene: Scene,
+) -> None:
+    """The shard's own connection may be half-open by then, which this process does not know."""
+    await scene.step()
+    now = asyncio.get_running_loop().time()
+    own = scene.presence._own
+    assert own is not None
+    scene.holdings.present_until = now - 100
+    scene.holdings.set_clock(5000 + now, parked=True)
+    scene.holdings.parked = ClientIdentity(await command(scene.redis, "CLIENT", "ID"), own.server)
+    scene.holdings.set_clock(5000 + now, parked=True)
+    assert scene.holdings.present_until == now - 100
+    await scene.step(0.5, look=False)
+    assert (await scene.reader.connections())["observer"] == own._replace(
+        parked=scene.holdings.parked.id
+    ).text
+    scene.holdings.present_until = now - 100
+    scene.holdings.set_clock(5000 + now, parked=True)
+    assert scene.holdings.present_until == pytest.approx(now + 1, abs=0.5)
+
+
+async def test_a_parked_connection_to_another_server_is_not_registered(scene: Scene) -> None:
+    """After a failover its client id would be that of a stranger."""
+    await scene.step()
+    scene.holdings.parked = ClientIdentity(4711, "another")
+    await scene.step(0.5)
+    assert scene.presence._own is not None
+    assert (await scene.reader.connections())["observer"] == scene.presence._own.text
 
 
 async def test_a_reply_that_was_read_late_shows_no_more_than_when_it_was_written(scene: Scene) -> None:

@@ -49,25 +49,34 @@ class Live(NamedTuple):
     """How often it was leased, its lane and its expiry, if it is delayed or was leased before."""
 
 
+def info_fields(reply: Any) -> dict[str, str]:
+    """The fields in a reply to INFO."""
+    lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 class ClientIdentity(NamedTuple):
-    """A connection as its server knows it."""
+    """The connections of a worker as their server knows them."""
 
     id: int
     server: str
     """The server's run id: after a restart the same client id belongs to another connection."""
+    parked: int = 0
+    """The client id of the parked claim's connection; 0 if it is not known, or at another server."""
 
     @property
     def text(self) -> bytes:
-        """How it is registered."""
-        return f"{self.server} {self.id}".encode()
+        """How they are registered."""
+        return f"{self.server} {self.id}{f'+{self.parked}' if self.parked else ''}".encode()
 
     @classmethod
     def parse(cls, text: bytes) -> ClientIdentity | None:
-        """Read a registered connection; None for what another program wrote."""
-        server, _, id_ = text.partition(b" ")
-        if not (server.isalnum() and id_.isdigit() and len(id_) < 20 and int(id_) > 0):
+        """Read registered connections; None for what another program wrote."""
+        server, _, said = text.partition(b" ")
+        ids = said.split(b"+", 1)
+        if not server.isalnum() or not all(id_.isdigit() and len(id_) < 20 and int(id_) > 0 for id_ in ids):
             return None
-        return cls(int(id_), server.decode())
+        return cls(int(ids[0]), server.decode(), *map(int, ids[1:]))
 
 
 class Queries:
@@ -381,9 +390,7 @@ class Queries:
 
     async def info(self, *sections: str) -> dict[str, str]:
         """The fields of the server's INFO."""
-        reply = await self._command("INFO", *sections)
-        lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+        return info_fields(await self._command("INFO", *sections))
 
     async def _command(self, *args: Any) -> Any:
         return await self._commands.execute_command(*args)

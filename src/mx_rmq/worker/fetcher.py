@@ -51,7 +51,7 @@ class Fetcher(Service):
         self._config = config
         self._loop = asyncio.get_running_loop()
         # A parked lease is counted from when the claim was sent, so most of it must be left when it is run.
-        self._parked = ParkedClaim(holdings.shard, min(config.poll, config.lease / 3))
+        self._parked = ParkedClaim(holdings, min(config.poll, config.lease / 3))
         self._wakeup = Wakeup(holdings.shard, self.alarm, config.poll)
         ready.on_room(self.alarm.ring)
         self._topic_of = {holdings.shard.keys.of_topic(topic, "wake"): topic for topic in ready.topics}
@@ -177,7 +177,7 @@ class Fetcher(Service):
                     if topic not in self.refused:
                         self._heat(topic)
                 else:
-                    self._take_in(topic, claims[topic], sent_at + self._config.lease)
+                    self._take_in(topic, claims[topic], sent_at + self._config.lease, parked=True)
         except Exception as error:
             self._failure = error
             self._heat(*self._doubtful)
@@ -233,12 +233,12 @@ class Fetcher(Service):
         self._take_in(topic, claim, asked_at + self._config.lease)
         return bool(claim.deliveries) or claim.left > 0
 
-    def _take_in(self, topic: str, claim: Claim, leased_until: float) -> None:
+    def _take_in(self, topic: str, claim: Claim, leased_until: float, *, parked: bool = False) -> None:
         """Make what was claimed ready to run."""
         self._doubtful.discard(topic)
         self.refused.pop(topic, None)
         self.claimed_at = self._looked[topic] = now = monotonic()
-        self._holdings.set_clock(claim.now)
+        self._holdings.set_clock(claim.now, parked=parked)
         self._hot.pop(topic, None)
         if claim.left:
             self._heat(topic)

@@ -7,13 +7,14 @@ from collections import deque
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mx_rmq.message import Message
     from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.queries import ClientIdentity
     from mx_rmq.storage.shard import Shard
     from mx_rmq.worker.handlers import Handler
     from mx_rmq.worker.outcome import Verdict
@@ -34,6 +35,17 @@ class End(Enum):
     STOP = "stop"
 
 
+class Registered(NamedTuple):
+    """The connections by which others see a worker."""
+
+    number: int
+    """The number of the shard's connection."""
+    parked: int
+    """The client id of the parked claim's connection; 0 if that is not registered."""
+    grace: float
+    """Seconds that others wait if both are gone."""
+
+
 class Holdings:
     """The deliveries that one worker holds on one shard."""
 
@@ -45,9 +57,10 @@ class Holdings:
         """Also read by the lease keeper's thread."""
         self.present_until = inf
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
-        self.registered: tuple[int, float] | None = None
-        """The number of the connection by which others see this worker, and how long they wait if it is gone;
-        None if they do not see it."""
+        self.parked: ClientIdentity | None = None
+        """The connection of the parked claim; None if it is not known."""
+        self.registered: Registered | None = None
+        """By what others see this worker; None if they do not see it."""
         self.workers = 1
         """How many workers are registered on the shard, as last heard."""
         self.stood_in = False
@@ -69,8 +82,8 @@ class Holdings:
             load[job.delivery.topic] = (running + 1, held) if job.started_at else (running, held + 1)
         return load
 
-    def set_clock(self, server_now: float) -> None:
-        """Note the server's time, just received in a reply on the shard's connection.
+    def set_clock(self, server_now: float, *, parked: bool = False) -> None:
+        """Note the server's time, just received on the shard's connection, or on that of the parked claim.
 
         The reply shows that the connection was there when the server wrote it. How long ago that was follows
         from the quickest of the last replies: this process may have stood still since.
@@ -78,9 +91,18 @@ class Holdings:
         now = asyncio.get_running_loop().time()
         self._server_ahead = ahead = server_now - now
         self._aheads.append(ahead)
-        if self.registered is not None and self.registered[0] == self.shard.connection.number:
+        if self.registered is not None and self._is_seen_by(self.registered, parked=parked):
             written_at = now - (max(self._aheads) - ahead)
-            self.present_until = max(self.present_until, written_at + self.registered[1])
+            self.present_until = max(self.present_until, written_at + self.registered.grace)
+
+    def _is_seen_by(self, registered: Registered, *, parked: bool) -> bool:
+        """Whether the open connection is the one that was registered.
+
+        Each must be judged by itself: the server may have closed the other one, and this process not know.
+        """
+        if parked:
+            return self.parked is not None and self.parked.id == registered.parked
+        return self.shard.connection.number == registered.number
 
     def server_time(self, loop_time: float) -> float:
         """The server's time, in seconds since 1970, at an instant of the loop's clock."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import ServerUnavailable
+from mx_rmq.storage.queries import ClientIdentity, info_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.wire import Receiver, Wire
+    from mx_rmq.worker.holdings import Holdings
 
     OnAnswer = Callable[[float, Any, Any], None]
     """Called while the reply to a claim is being read. It gets when the claim was sent, by the loop's
@@ -33,13 +34,14 @@ class ParkedClaim:
     claim behind it is the look that makes up for lost tokens.
 
     Args:
-        shard: where to claim.
+        holdings: of the worker on the shard to claim from.
         longest: seconds that a pop waits.
     """
 
-    def __init__(self, shard: Shard, longest: float) -> None:
-        self._connection = shard.new_connection(longest)
-        self._commands = shard.connection
+    def __init__(self, holdings: Holdings, longest: float) -> None:
+        self._holdings = holdings
+        self._connection = holdings.shard.new_connection(longest)
+        self._commands = holdings.shard.connection
         self._longest = longest
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
@@ -64,17 +66,24 @@ class ParkedClaim:
 
         commands: list[tuple[Any, ...]] = [("BLPOP", *keys, self._longest), claim]
         receivers: list[Receiver] = [pop, _Answer(answer)]
-        if wire is not self._wire:  # learn by which number its pops can be ended
+        if wire is not self._wire:  # learn by which number its pops can be ended, and others see it
             self._wire, self._client = wire, self._loop.create_future()
             self._client.add_done_callback(self._identified)
-            commands.insert(0, ("CLIENT", "ID"))
-            receivers.insert(0, self._client)
+            self._holdings.parked = None
+            commands[:0] = [("CLIENT", "ID"), ("INFO", "server")]
+            receivers[:0] = [self._client, _Answer(self._introduce)]
         self._claimed = claimed
         wire.send_together(commands, receivers)
 
     def _identified(self, client: asyncio.Future[Any]) -> None:
         if isinstance(client.exception(), ResponseError):
             self.may_end = False
+
+    def _introduce(self, info: Any) -> None:
+        """Note which connection this is, for presence to register it."""
+        server = info_fields(info).get("run_id", "")
+        if self._client.exception() is None and isinstance(id_ := self._client.result(), int) and server:
+            self._holdings.parked = ClientIdentity(id_, server)
 
     async def end(self) -> bool:
         """End the pop under way, so that the claim runs now, and wait for its answer.

@@ -15,6 +15,7 @@ from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.queries import SILENCE, ClientIdentity, Queries
 from mx_rmq.storage.vanished import encode_vanished
+from mx_rmq.worker.holdings import Registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -38,8 +39,8 @@ class Presence:
     """Registers one worker on one shard, and ends the leases of workers whose connection is gone.
 
     The server never reuses a client id in one run, so a registered connection that it does not list is
-    gone for good. Its worker has vanished, unless it comes back with another connection. Where connections
-    cannot be listed, only the leases decide.
+    gone for good. A worker of which no connection is left has vanished, unless it comes back with another.
+    Where connections cannot be listed, only the leases decide.
 
     Args:
         holdings: what the worker holds on the shard.
@@ -71,11 +72,13 @@ class Presence:
         self._vitals = vitals
         self._load: dict[str, tuple[int, int]] = {}
         self._said_at = -inf
+        self._said: ClientIdentity | None = None
+        """The connections that were last registered."""
         self._known = -1
         """The number of the connection to which ``_own`` and ``_missing`` belong."""
         self._own: ClientIdentity | None = None
-        self._missing: dict[tuple[str, int], float] = {}
-        """Workers whose connection is gone, and when this was first seen."""
+        self._missing: dict[tuple[str, ClientIdentity], float] = {}
+        """Workers whose connections are gone, and when this was first seen."""
         self._checked_at = -inf
         """When this worker last saw that it is registered."""
         self._vanished: dict[str, float] = {}
@@ -118,6 +121,8 @@ class Presence:
         """Whether it is time to register again, by the known connection; with *early*, nearly time."""
         if self._grace is not None and self._connection.number != self._known:
             return False
+        if self._said != self._identity():
+            return True
         return self._loop.time() - self._said_at >= self._every() * (_EARLY if early else 1.0)
 
     async def stay(self, store: Store) -> None:
@@ -126,7 +131,7 @@ class Presence:
         Otherwise the worker would count as gone though its process lives, and its messages as crashed.
         """
         await store.register_worker(
-            self.worker, self._composed(), connection=self._identity(), silence=self._silence
+            self.worker, self._composed(), connection=_text(self._identity()), silence=self._silence
         )
 
     async def leave(self) -> None:
@@ -153,11 +158,10 @@ class Presence:
         names = {holder: _worker_of(holder) for holder in holders}
         try:
             said = await self._queries.connections(sorted(set(names.values())))
-            ids = _ids(said, self._own.server)
-            there: Set[int] = await self._queries.connected(set(ids.values())) if ids else frozenset()
+            there = await self._there(_clients(said, self._own.server))
         except ResponseError:  # a right was taken away; the next look says so
             return frozenset()
-        return {holder for holder, name in names.items() if ids.get(name) in there}
+        return {holder for holder, name in names.items() if name in there}
 
     async def _identify(self) -> None:
         """Learn which connection this is, and have it registered at once."""
@@ -192,9 +196,12 @@ class Presence:
         """Seconds between two registrations: of very many workers each registers more seldom."""
         return max(REGISTER, min(self._holdings.workers / _REGISTRATIONS, 2 * REGISTER))
 
-    def _identity(self) -> bytes:
-        """The connection to register."""
-        return self._own.text if self._own else b""
+    def _identity(self) -> ClientIdentity | None:
+        """The connections to register."""
+        own, parked = self._own, self._holdings.parked
+        if own is not None and parked is not None and parked.server == own.server:
+            return own._replace(parked=parked.id)
+        return own
 
     def _composed(self) -> bytes:
         """What to register for people."""
@@ -213,35 +220,35 @@ class Presence:
 
     async def register(self) -> None:
         """Register this worker as living."""
-        said_at = self._loop.time()
+        said_at, said = self._loop.time(), self._identity()
         answer = await self._store.register_worker(
-            self.worker, self._composed(), connection=self._identity(), silence=self._silence
+            self.worker, self._composed(), connection=_text(said), silence=self._silence
         )
-        self._said_at = said_at
+        self._said_at, self._said = said_at, said
         self._holdings.workers = answer.workers
-        self._seen_at(said_at)
+        self._seen_at(said_at, said)
 
-    def _seen_at(self, at: float) -> None:
+    def _seen_at(self, at: float, said: ClientIdentity | None) -> None:
         """Note when others saw this worker; for one grace from then, none can take it for vanished."""
         self._checked_at = at
         if self._grace is None or self._connection.number != self._known:
             return
-        if self._own is None:
+        if said is None:
             self._holdings.present_until = inf
         else:
             until, before = at + self._grace, self._holdings.present_until
-            self._holdings.registered = self._known, self._grace
+            self._holdings.registered = Registered(self._known, said.parked, self._grace)
             self._holdings.present_until = until if before == inf else max(until, before)
 
     async def _check(self, registered: Mapping[str, bytes], asked_at: float) -> None:
         """Note that this worker is registered, or register it again."""
-        if registered.get(self.worker) == self._identity():
-            self._seen_at(asked_at)
+        if registered.get(self.worker) == _text(said := self._identity()):
+            self._seen_at(asked_at, said)
         else:  # another worker removed it as vanished, or the server was emptied
             await self.register()
 
     async def _look(self, own: ClientIdentity, grace: float, names: Sequence[str] | None = None) -> bool:
-        """Find workers whose connection is gone, and recover from those gone for *grace* seconds.
+        """Find workers whose connections are gone, and recover from those gone for *grace* seconds.
 
         Args:
             own: this worker's connection.
@@ -250,24 +257,35 @@ class Presence:
         """
         asked_at = self._loop.time()
         registered = await self._queries.connections(None if names is None else [self.worker, *names])
-        ids = _ids(registered, own.server)
-        others = {id_ for name, id_ in ids.items() if name != self.worker}
-        there = await self._queries.connected({own.id, *others}) if others else {own.id}
+        others = _clients(registered, own.server)
+        others.pop(self.worker, None)
+        there = await self._there({**others, self.worker: own}) if others else {self.worker}
         if self._connection.number != self._known:
             return False
-        if own.id not in there:
+        if self.worker not in there:
             raise ResponseError("the server does not list this connection any more")
         await self._check(registered, asked_at)
         # An absence lasts from the end of the first look without the connection to the start of this look:
         # time in which this loop was busy must not count as another worker's absence.
         now = self._loop.time()
-        gone = {(name, id_) for name, id_ in ids.items() if id_ not in there and name != self.worker}
+        gone = {(name, client) for name, client in others.items() if name not in there}
         self._missing = {each: self._missing.get(each, now) for each in gone}
         self._vanished = {name: at for name, at in self._vanished.items() if now - at < SILENCE}
         over = [each for each, since in self._missing.items() if asked_at - since >= grace]
         for each in over:
             del self._missing[each]
         return bool(over) and await self._recover({name: registered[name] for name, _ in over})
+
+    async def _there(self, clients: Mapping[str, ClientIdentity]) -> Set[str]:
+        """Those of some workers that are connected.
+
+        A worker is there as long as one of its connections is: the other may be half-open, and the worker
+        not know yet. Of most workers only the first needs to be asked for.
+        """
+        ids = await self._queries.connected({client.id for client in clients.values()})
+        if parked := {client.parked for client in clients.values() if client.id not in ids} - {0}:
+            ids |= await self._queries.connected(parked)
+        return {name for name, client in clients.items() if client.id in ids or client.parked in ids}
 
     async def _recover(self, vanished: Mapping[str, bytes]) -> bool:
         """End the leases of vanished workers now, so that a monitor takes their messages over."""
@@ -323,7 +341,11 @@ def _worker_of(holder: str) -> str:
     return holder.removesuffix(_MONITOR)
 
 
-def _ids(said: Mapping[str, bytes], server: str) -> dict[str, int]:
-    """The client ids of those workers that registered in this run of the server."""
+def _text(client: ClientIdentity | None) -> bytes:
+    return client.text if client else b""
+
+
+def _clients(said: Mapping[str, bytes], server: str) -> dict[str, ClientIdentity]:
+    """The connections of those workers that registered in this run of the server."""
     found = ((name, ClientIdentity.parse(text)) for name, text in said.items())
-    return {name: client.id for name, client in found if client is not None and client.server == server}
+    return {name: client for name, client in found if client is not None and client.server == server}
