@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq import RedisMessageQueue
+    from mx_rmq.producing.sync import SyncProducer
     from tests.proxy import Proxy
     from tests.words import MakeQueue
 
@@ -271,17 +272,67 @@ async def test_a_dead_message_of_another_shard_is_read_and_replayed(
     assert (await mq.dlq.get(id_)).payload == 7
 
 
+def blocking(mq: RedisMessageQueue, proxy: Proxy, *behind: str) -> SyncProducer:
+    """The blocking producer of a queue, which reaches some shards through the proxy only."""
+    sync: Any = mq.sync
+    usual = sync._new_shard
+    address = Address(read_url(proxy.url))
+    sync._new_shard = lambda name: (
+        _SyncShard(address, mq.config, name, Store) if name in behind else usual(name)
+    )
+    return mq.sync
+
+
 async def test_a_blocking_producer_passes_over_a_shard_that_is_away(
     split: Split, proxy: Proxy, key_of: KeyOf
 ) -> None:
     mq = split(patience=0.3)
-    sync: Any = mq.sync
-    usual = sync._new_shard
-    behind = Address(read_url(proxy.url))
-    sync._new_shard = lambda name: _SyncShard(behind, mq.config, name, Store) if name == AWAY else usual(name)
-    assert len(mq.sync.produce_many("t", range(100))) == 100
+    sync = blocking(mq, proxy, AWAY)
+    assert len(sync.produce_many("t", range(100))) == 100
     proxy.away()
     with pytest.raises(ServerUnavailable, match=rf"shard {AWAY} at .*gave up after 0\.3 s"):
-        mq.sync.produce("t", 1, key=key_of(LOST))
-    receipts = mq.sync.produce_many("t", range(100))
+        sync.produce("t", 1, key=key_of(LOST))
+    receipts = sync.produce_many("t", range(100))
     assert LOST not in {shard_number(id_, SHARDS) for id_ in receipts}
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_blocking_producer_needs_no_failure_to_pass_over_a_shard(
+    split: Split, proxy: Proxy, known: bool
+) -> None:
+    """A message that may go anywhere is not sent before there is a connection."""
+    sync = blocking(split(), proxy, AWAY)
+    if known:
+        sync.produce_many("t", range(100))
+    proxy.away()
+    receipts = [sync.produce("t", n) for n in range(20)] + sync.produce_many("t", range(100))
+    assert LOST not in {shard_number(id_, SHARDS) for id_ in receipts}
+
+
+async def test_a_blocking_producer_starts_while_the_server_of_the_layout_is_away(
+    split: Split, make_queue: MakeQueue, proxy: Proxy
+) -> None:
+    await make_queue(shards=SHARDS).open()
+    proxy.away()
+    assert len(blocking(split(), proxy, "", AWAY).produce_many("t", range(100))) == 100
+    other = blocking(split(shards=SHARDS + 1, patience=0.1), proxy, "", AWAY)
+    with pytest.raises(ConfigError, match=f"has {SHARDS} shards, not {SHARDS + 1}"):
+        other.produce("t", 1)
+
+
+async def test_an_older_shard_that_is_away_is_named(split: Split, proxy: Proxy, key_of: KeyOf) -> None:
+    """Whether an id is taken there must be known before it is stored on the new shards."""
+    mq = split(patience=0.3)
+    sync = blocking(mq, proxy, AWAY)
+    sync.produce("t", 0)
+    await mq.produce("t", 0, delay=3600)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(1, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    sync.produce_many("t", range(100))
+    proxy.away()
+    for produce in (mq.produce, lambda *args, **options: asyncio.to_thread(sync.produce, *args, **options)):
+        with pytest.raises(ServerUnavailable, match=f"shard {AWAY} at .*gave up"):
+            await produce("t", 1, message_id=key_of(LOST))

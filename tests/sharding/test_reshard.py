@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq import ConfigError, Retry, Stored
 from mx_rmq.operating import resharding
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.worker import holds
 from tests.harness import command
@@ -279,6 +281,28 @@ async def test_a_message_on_an_older_shard_is_found_and_cancelled(make_queue: Ma
     assert await mq.cancel(ids[0])
     assert await mq.cancel_many(ids) == 7
     await going
+
+
+async def test_a_blocking_producer_forgets_older_generations_when_they_are_gone(
+    make_queue: MakeQueue,
+) -> None:
+    """Otherwise it would hold topics, and ask for ids, where nothing is any more."""
+    mq = make_queue(shards=2)
+    sync: Any = mq.sync
+    working(mq)
+    await mq.produce("t", 1, delay=0.5)
+    sync.produce("t", 2)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    await asyncio.to_thread(sync.produce, "t", 3, message_id="own")
+    assert [len(some) for some in (sync._shards, *sync._older)] == [3, 2]
+    await mq.start()
+    await going
+    sync._read_at = -inf
+    await asyncio.to_thread(sync.produce, "t", 4, key="k")
+    assert [len(some) for some in (sync._shards, *sync._older)] == [3]
+    assert [await Queries(shard.store).held() for shard in mq._lifecycle.shards] == [set()] * 3
 
 
 async def test_what_an_export_has_goes_to_the_new_shards(make_queue: MakeQueue) -> None:

@@ -75,18 +75,26 @@ class Placing:
             How its id is taken; ``STORED`` if it is free.
         """
         for older in self._shards.homes(message.key or message.id)[1:]:
-            if older not in self._sealed:
-                await older.store.seal()
-                self._sealed.add(older)
-                self._held.clear()  # it may have got messages since these topics were let go
-            if message.has_own_id:
-                (taken,) = await older.store.taken([message.id])
-                if taken is not Stored.STORED:
-                    return taken
+            try:
+                taken = await self._ask_older(older, message)
+            except ServerUnavailable as error:
+                raise older.named(error) from error
+            if taken is not Stored.STORED:
+                return taken
         if message.key and (shard, topic) not in self._held and (await self._shards.now()).older:
             await shard.store.hold(topic)
             self._held.add((shard, topic))
         return Stored.STORED
+
+    async def _ask_older(self, older: Shard, message: NewMessage) -> Stored:
+        if older not in self._sealed:
+            await older.store.seal()
+            self._sealed.add(older)
+            self._held.clear()  # it may have got messages since these topics were let go
+        if not message.has_own_id:
+            return Stored.STORED
+        (taken,) = await older.store.taken([message.id])
+        return taken
 
     async def reach(self, shard: Shard) -> None:
         """Connect to a shard, unless it is connected, before an unbound message is sent to it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from math import inf
@@ -19,7 +19,7 @@ from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
 from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
-from mx_rmq.producing.placing import USER, id_for, with_id
+from mx_rmq.producing.placing import USER, NotSent, id_for, with_id
 from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
@@ -31,7 +31,7 @@ from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import settled_layout
+from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout
 from mx_rmq.storage.store import Sealed, Store
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class SyncProducer:
         self._prepared: set[tuple[_SyncShard, str]] = set()
         """Older shards that are sealed, and shards on which a topic is held; see ``Placing.before``."""
         self._base: _SyncShard | None = None
+        self._read_at = -inf
+        """When the layout was last read."""
         self._calls = Calls(config)
         self._names: list[str] = []
         """Producer names that have no call under way."""
@@ -181,6 +183,8 @@ class SyncProducer:
         return check_options(self._config, topic, **options).message(self._fit(topic, payload))
 
     def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
+        if self._older:
+            self._look_again()
         shards = self._shards or self._open()
         if len(shards) == 1:
             try:
@@ -196,11 +200,16 @@ class SyncProducer:
 
         def send(shard: _SyncShard) -> None:
             own = places[shard]
+            some = [placed[place][1] for place in own]
             try:
-                stored = self._resend(shard, topic, [placed[place][1] for place in own])
+                if not some[0].is_bound and any(each.is_well for each in shards if each is not shard):
+                    shard.reach(some[0].durability, patience=self._config.patience)
+                stored = self._resend(shard, topic, some)
+            except NotSent:
+                stored = self._send(topic, some)
             except Sealed:
                 self._relearn(shards)
-                stored = self._send(topic, [placed[place][1] for place in own])
+                stored = self._send(topic, some)
             receipts.update(zip(own, stored, strict=True))
 
         if len(places) == 1:
@@ -216,13 +225,16 @@ class SyncProducer:
         leader = message.key or message.id
         for some in self._older:
             older = some[shard_number(leader, len(some))]
-            if (older, "") not in self._prepared:
-                run_blocking(older.store.seal())
-                self._prepared = {each for each in self._prepared if not each[1]} | {(older, "")}
-            if message.has_own_id:
-                (taken,) = run_blocking(older.store.taken([message.id]))
-                if taken is not Stored.STORED:
-                    return taken
+            try:
+                if (older, "") not in self._prepared:
+                    run_blocking(older.store.seal())
+                    self._prepared = {each for each in self._prepared if not each[1]} | {(older, "")}
+                if message.has_own_id:
+                    (taken,) = run_blocking(older.store.taken([message.id]))
+                    if taken is not Stored.STORED:
+                        return taken
+            except ServerUnavailable as error:
+                raise older.named(error) from error
         if message.key and (shard, topic) not in self._prepared:
             run_blocking(shard.store.hold(topic))
             self._prepared.add((shard, topic))
@@ -286,11 +298,16 @@ class SyncProducer:
 
     def _use(self, layout: Layout) -> None:
         assert self._base is not None
-        known = {shard.name: shard for shard in (*self._shards, self._base)}
-        self._shards, *self._older = [
+        self._read_at = monotonic()
+        older = [shard for some in self._older for shard in some]
+        known = {shard.name: shard for shard in (*older, *self._shards, self._base)}
+        current, *older_ones = [
             [known.get(name) or self._new_shard(name) for name in each.names]
             for each in reversed(layout.generations)
         ]
+        # In this order: a thread that sees the new shards must see which are older.
+        self._older = older_ones
+        self._shards = current
 
     def _layout(self, base: _SyncShard) -> Layout:
         """The queue's layout; written first if the queue is new and the program wants a number of shards."""
@@ -298,17 +315,41 @@ class SyncProducer:
         if wanted is None:
             return ONE  # a queue with several shards refuses the first message, and the layout is read then
         layout, is_new = resend_blocking(
-            lambda: run_blocking(settled_layout(base.store, wanted)),
+            lambda: self._settled(base, wanted),
             patience=self._config.patience,
             within=self._config.socket_timeout,
             failed=partial(base.failed, patience=self._config.patience),
         )
         if is_new and wanted > 1:
             for name in layout.current.names:
-                with suppress(MxRmqError):  # no message needs the copies
-                    store = self._new_shard(name).store
-                    run_blocking(store.set_layout("", str(layout)))
+                # No message needs the copies.
+                with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
+                    run_blocking(shard.store.set_layout("", str(layout)))
         return layout
+
+    def _settled(self, base: _SyncShard, wanted: int) -> tuple[Layout, bool]:
+        """Do what ``Shards.settle`` does; returns also whether the layout was written now."""
+        try:
+            return run_blocking(settled_layout(base.store, wanted))
+        except ServerUnavailable:
+            texts = []
+            for name in Layout.first(wanted).current.names if wanted > 1 else ():
+                with suppress(ServerUnavailable), closing(self._new_shard(name)) as shard:
+                    texts.append(run_blocking(Queries(shard.store).layout()))
+            if (latest := latest_layout(texts)) is None:
+                raise
+            return checked_number(self._config.name, latest, wanted), False
+
+    def _look_again(self) -> None:
+        """Read the layout while there are older generations, at most once a second: they end."""
+        with self._address.lock:
+            if not self._older or self._base is None or monotonic() - self._read_at < FRESH:
+                return
+            self._read_at = monotonic()
+            with suppress(MxRmqError):  # the last one known is right, if not the newest
+                text = run_blocking(Queries(self._base.store).layout())
+                if (layout := Layout.parse(text)) is not None:
+                    self._use(layout)
 
     def _relearn(self, sealed: list[_SyncShard]) -> None:
         """Read the layout after a shard refused messages because the queue has another one."""
@@ -347,7 +388,7 @@ class _SyncShard:
         self.keys = Keys(config.name, name, in_cluster=place.in_cluster)
         plain = BlockingConnections(place, config.socket_timeout)
         waiting = BlockingConnections(place, config.socket_timeout, waits=config.durability_timeout)
-        self._connections = [plain, waiting]
+        self._plain, self._waiting = plain, waiting
         commands: dict[Durability, Commands] = {"memory": plain}
         commands |= {durability: wait(waiting, self.keys, config) for durability, wait in WAITS.items()}
         new = partial(new_store, max_bytes=config.max_bytes, history=config.history)
@@ -359,6 +400,18 @@ class _SyncShard:
         """Whether it could be used the last time, or it is time to try it again."""
         return not self.availability.away or monotonic() >= self._away_until
 
+    def reach(self, durability: Durability, *, patience: float) -> None:
+        """Connect, unless it is connected, before a message is sent that another shard may take.
+
+        Raises:
+            NotSent: there is no connection.
+        """
+        try:
+            (self._plain if durability == "memory" else self._waiting).connect()
+        except ServerUnavailable as error:
+            self.failed(error, patience=patience)
+            raise NotSent(str(self.named(error))) from error
+
     def failed(self, error: Exception, *, patience: float) -> None:
         """Note that a call failed."""
         self._away_until = monotonic() + _AWAY
@@ -366,8 +419,8 @@ class _SyncShard:
 
     def close(self) -> None:
         """Close the connections."""
-        for connections in self._connections:
-            connections.close()
+        self._plain.close()
+        self._waiting.close()
 
 
 def _placed(message: NewMessage, shards: Sequence[_SyncShard]) -> tuple[_SyncShard, NewMessage]:

@@ -146,6 +146,17 @@ class BlockingConnections:
             connection.disconnect()
         return replies
 
+    def connect(self) -> None:
+        """Make sure that there is a connection, so that the next command is not the first to find out.
+
+        Raises:
+            ServerUnavailable: there is none, and nothing was sent.
+        """
+        if self._pid == os.getpid():  # else the first command after a fork begins anew
+            idle = self._idle
+            connection, _ = self._connect(idle)
+            idle.append(connection)
+
     def _connect(self, idle: list[Any]) -> tuple[Any, bool]:
         """A usable idle connection, else a fresh one; and whether it is fresh."""
         with suppress(IndexError):  # no idle connection is left

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_FRESH: Final = 1.0
+FRESH: Final = 1.0
 """Seconds for which a layout that was read counts as the present one."""
 
 
@@ -126,10 +126,9 @@ class Shards(Sequence["Shard"]):
         """The layout by a copy of it on a shard, while the queue's own tag cannot be reached."""
         asked = [Queries(self._shard(name).store).layout() for name in Layout.first(wanted).current.names]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        layouts = [layout for text in found if isinstance(text, str) and (layout := Layout.parse(text))]
-        if not layouts:
+        latest = latest_layout(text for text in found if isinstance(text, str))
+        if latest is None:
             raise next((error for error in found if isinstance(error, ServerUnavailable)), unknown)
-        latest = max(layouts, key=lambda layout: layout.current.number)
         return checked_number(self._queue, latest, wanted)
 
     async def look(self, store: Store | None = None) -> bool:
@@ -149,7 +148,7 @@ class Shards(Sequence["Shard"]):
 
     async def now(self) -> Shards:
         """The shards by a layout that is at most a second old; by the last one while it cannot be read."""
-        if monotonic() - self._read_at > _FRESH:
+        if monotonic() - self._read_at > FRESH:
             try:
                 await self.look()
             except ServerUnavailable:
@@ -228,6 +227,12 @@ def parsed_layout(queue: str, text: str) -> Layout:
             f"the layout of queue {queue!r} cannot be read: mx-rmq:{{{queue}}}:layout holds {text[:100]!r}"
         )
     return layout
+
+
+def latest_layout(texts: Iterable[str]) -> Layout | None:
+    """The latest of some copies of a layout; None if no text is one."""
+    layouts = [layout for text in texts if (layout := Layout.parse(text)) is not None]
+    return max(layouts, key=lambda layout: layout.current.number, default=None)
 
 
 def checked_number(queue: str, layout: Layout, wanted: int) -> Layout:
