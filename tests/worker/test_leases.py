@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from redis import Redis as Client
 from mx_rmq import Context, Retry
 from mx_rmq.storage.blocking import BlockingConnections, run_blocking
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.words import ONE_SERVER, drained, events, eventually, in_state, steal
@@ -393,3 +395,30 @@ async def test_the_leases_of_a_loop_that_ended_without_a_stop_run_out(
         with another_monitor(server) as taken:
             await eventually(lambda: taken == ["A1"])
         assert await asyncio.to_thread(process.stdout.readline) == b"['MainThread']\n"
+
+
+async def test_a_batch_asks_every_shard_that_may_have_missed_its_worker(make_queue: MakeQueue) -> None:
+    """The first message of a batch says nothing of those that are on other shards."""
+    mq = make_queue(shards=2, lease=60, recovery_grace=None)
+    ran: list[list[int]] = []
+
+    @mq.handler("t", batch=3, linger=60)
+    async def on_t(payloads: list[int]) -> None:
+        ran.append(payloads)
+
+    await mq.start()
+    ids = [f"A{n}" for n in range(99)]
+    here, here_too, *_ = [id_ for id_ in ids if shard_number(id_, 2) == 0]
+    there = next(id_ for id_ in ids if shard_number(id_, 2) == 1)
+    await mq.produce("t", 1, message_id=here)
+    await in_state(mq, here, "held")
+    await mq.produce("t", 2, message_id=there)
+    await in_state(mq, there, "held")
+    worker: Any = mq._lifecycle.worker
+    (missed,) = [holdings for holdings in worker._holdings if holdings.shard.name == "1"]
+    (job,) = missed.jobs
+    await missed.shard.store.complete("t", [(job.delivery, 0.0)])  # as another worker would
+    missed.present_until = -inf
+    await mq.produce("t", 3, message_id=here_too)
+    await eventually(lambda: ran)
+    assert ran == [[1, 3]]

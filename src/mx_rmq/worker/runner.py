@@ -88,7 +88,7 @@ class Runner:
             work, jobs = taken
             try:
                 call, (fit, suspect) = self._invocations[work.handler.topic], self._open(jobs)
-                if suspect or (fit and _in_doubt(fit[0])):
+                if suspect or any(map(_in_doubt, fit)):  # those of a batch may be of several shards
                     await self._run_with_care(call, fit, task)
                 elif fit:
                     await self._run(call, fit, task)
