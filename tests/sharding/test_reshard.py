@@ -305,6 +305,41 @@ async def test_a_blocking_producer_forgets_older_generations_when_they_are_gone(
     assert [await Queries(shard.store).held() for shard in mq._lifecycle.shards] == [set()] * 3
 
 
+async def test_a_paused_topic_stays_paused_on_the_new_shards(make_queue: MakeQueue) -> None:
+    mq, operator = make_queue(shards=2), make_queue()
+    done = working(mq)
+    working(mq, "u")
+    await mq.produce_many("t", range(20))
+    await mq.pause("t")
+    await operator.produce("u", 1)
+    assert {topic: count.paused for topic, count in (await operator.counts()).topics.items()} == {
+        "t": True,
+        "u": False,
+    }
+    await mq.start()
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    await operator.pause("u")  # by a layout that it read before
+    await mq.produce_many("t", range(20, 40))
+    for shard in mq._lifecycle.shards:
+        assert await Queries(shard.store).paused_topics() == {"t", "u"}
+    await mq.resume("t")
+    await going
+    await eventually(lambda: len(done) == 40)
+    assert [await Queries(shard.store).paused_topics() for shard in mq._lifecycle.shards] == [{"u"}] * 3
+
+
+async def test_what_operators_did_is_known_after_a_reshard(make_queue: MakeQueue, redis: Redis) -> None:
+    mq = make_queue()
+    await mq.open()
+    for number in (2, 3):
+        await mq.note_act("ada", f"reshard to {number}")
+        await mq.reshard(number)
+    assert [act.what for act in await mq.trail()] == ["reshard to 3", "reshard to 2"]
+    assert await command(redis, "KEYS", "mx-rmq:*trail") == [b"mx-rmq:{q}:trail"]
+
+
 async def test_what_an_export_has_goes_to_the_new_shards(make_queue: MakeQueue) -> None:
     mq, other = make_queue(shards=2), make_queue(shards=2)
     working(mq)

@@ -24,11 +24,11 @@ from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import GrowingWait
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import ask_all, ask_known, parsed_layout
+from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout
 from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Set
 
     from mx_rmq.storage.contract import DeadRow, Left
     from mx_rmq.storage.layout import Layout
@@ -43,8 +43,10 @@ _LOOKS: Final = (0.05, 1.0)
 """Seconds between two looks at what is left, at first and at most."""
 _GRACE: Final = 2.0
 """Seconds in which workers learn that a generation is gone, before its last keys are deleted."""
-_KEPT: Final = ("done", "layout", "tails")
-"""What stays of a tag that is no shard any more: its seal, and what belongs to the whole queue."""
+_SEALED: Final = {"done"}
+"""What stays of a tag that is no shard any more: its seal."""
+_OF_QUEUE: Final = {"layout", "tails", "trail"}
+"""What belongs to the whole queue, at its own tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +200,40 @@ async def _begin(shards: Shards, number: int) -> None:
             await shards.look()
         if shards.layout.current.shards == number:
             return
-        layout = shards.layout.grown(number)
+        layout, before = shards.layout.grown(number), shards.current
+        coming = shards.of(layout.current)
+        paused = await _carry_pauses(before, coming)
         status, _ = await store.set_layout(text, str(layout))
         if status > 0:
             shards.use(layout)
+            # What is paused from now on is paused on the new shards too: ``pause`` reads the layout last.
+            await _carry_pauses(before, coming, paused)
             await _copy(shards, layout)
             return
+
+
+async def _carry_pauses(
+    before: Sequence[Shard], coming: Sequence[Shard], carried: Set[str] = frozenset()
+) -> Set[str]:
+    """Pause on new shards what is paused on those before them; returns the topics.
+
+    Args:
+        before: shards of the generation before.
+        coming: shards of the new one.
+        carried: what was paused there by an earlier call; it goes on if it is no longer paused.
+    """
+    found, _ = await ask_those_there(before, lambda shard: Queries(shard.operating).paused_topics())
+    paused = set[str]().union(*found)
+
+    async def carry(shard: Shard) -> None:
+        for topic in paused - carried:
+            await shard.operating.pause(topic)
+        for topic in carried - paused:
+            await shard.operating.resume(topic)
+
+    if paused != carried:
+        await ask_all(coming, carry)
+    return paused
 
 
 async def _copy(shards: Shards, layout: Layout) -> None:
@@ -299,10 +329,9 @@ async def _clear(shard: Shard, *, is_base: bool) -> None:
     """Delete the small keys of a shard that is done; its seal stays, for programs that know no better."""
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
-    names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in _KEPT]
+    kept = _SEALED | _OF_QUEUE if is_base else _SEALED
+    names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in kept]
     names += [keys.of_topic(topic, part) for topic in topics for part in TOPIC_PARTS]
-    if not is_base:
-        names.append(keys.of_queue("layout"))
     for start in range(0, len(names), BATCH):
         await command("DEL", *names[start : start + BATCH])
     await command("ZREMRANGEBYSCORE", keys.of_queue("done"), "-inf", "(inf")

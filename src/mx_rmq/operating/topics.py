@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import check_id, check_topic
-from mx_rmq.errors import UnknownTopic
+from mx_rmq.errors import ServerUnavailable, UnknownTopic
 from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Cancelled
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shards import ask_all, ask_those_there, find_first
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.shards import Shards
@@ -75,14 +76,21 @@ class Topics:
         topic = check_topic(topic)
         shards = await self._shards.now()
         await refuse_unknown_topic(shards, topic, self._handled)
-        await ask_all(shards, lambda shard: shard.operating.pause(topic))
+        await self._on_all(lambda shard: shard.operating.pause(topic))
 
     async def resume(self, topic: str) -> None:
         """Deliver a paused topic again."""
         topic = check_topic(topic)
-        shards = await self._shards.now()
-        if not any(await ask_all(shards, lambda shard: shard.operating.resume(topic))):
-            await refuse_unknown_topic(shards, topic, self._handled)
+        if not any(await self._on_all(lambda shard: shard.operating.resume(topic))):
+            await refuse_unknown_topic(self._shards, topic, self._handled)
+
+    async def _on_all(self, act: Callable[[Shard], Awaitable[bool]]) -> list[bool]:
+        """Act on all shards, also on those of a reshard that begins meanwhile; see ``resharding``."""
+        done = await ask_all(await self._shards.now(), act)
+        with suppress(ServerUnavailable):  # then none begins
+            while await self._shards.look():
+                done += await ask_all(self._shards, act)
+        return done
 
     async def purge(self, topic: str, progress: Callable[[int], None] | None = None) -> int:
         """Withdraw all pending and delayed messages of a topic; returns how many there were."""

@@ -14,9 +14,9 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.tables import ago, iso, one_line, plain_fields, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 _WIDTHS: Final = {"who": 100, "what": 60, "target": 300, "said": 300}
 """Characters of each text; a longer one is cut, so that the whole trail has about a megabyte at most."""
@@ -70,7 +70,7 @@ class Trail(list[Act]):
 
 
 async def note_act(
-    shards: Sequence[Shard], who: str, what: str, target: str = "", *, count: int = 0, said: str = ""
+    shards: Shards, who: str, what: str, target: str = "", *, count: int = 0, said: str = ""
 ) -> None:
     """Note what an operator did; see ``RedisMessageQueue.note_act``."""
     check_whole("count", count, 0)
@@ -78,13 +78,13 @@ async def note_act(
     facts: dict[str, Any] = {name: one_line(text, _WIDTHS[name]) for name, text in texts.items() if text}
     if count:
         facts["count"] = count
-    await shards[0].operating.note_act(ENCODER.encode(facts))
+    await shards.base.operating.note_act(ENCODER.encode(facts))
 
 
-async def read_trail(shards: Sequence[Shard], limit: int) -> Trail:
+async def read_trail(shards: Shards, limit: int) -> Trail:
     """The latest acts; see ``RedisMessageQueue.trail``."""
     check_whole("limit", limit, 1, MOST_ACTS)
-    queries = Queries(shards[0].operating)
+    queries = Queries(shards.base.operating)
     notes = await queries.trail(limit)
     return Trail((act for note in notes if (act := _act(note)) is not None), await queries.time())
 

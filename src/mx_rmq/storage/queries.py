@@ -157,6 +157,10 @@ class Queries:
         members = [_text(each) for each in await self._read("SMEMBERS", "paused")]
         return {each.removeprefix(HELD) for each in members if each.startswith(HELD)}
 
+    async def paused_topics(self) -> set[str]:
+        """The topics that are paused."""
+        return _labels(await self._read("SMEMBERS", "paused"))
+
     async def done_until(self, cursor: bytes) -> tuple[bytes, list[tuple[str, int]]]:
         """Some ids that stay taken after completion, each until an instant in ms, and how to go on."""
         following, rows = await self._read("ZSCAN", "done", cursor, "COUNT", 1000)

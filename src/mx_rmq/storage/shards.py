@@ -16,6 +16,7 @@ from mx_rmq.storage.shard import shard_number
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from mx_rmq.storage.layout import Generation
     from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.store import Store
 
@@ -91,6 +92,10 @@ class Shards(Sequence["Shard"]):
     def homes(self, text: str) -> list[Shard]:
         """The shard of each generation to which an id or a key leads, the current generation first."""
         return [some[shard_number(text, len(some))] for some in self.generations]
+
+    def of(self, generation: Generation) -> list[Shard]:
+        """The shards of a generation, also of one that is not in the layout yet."""
+        return [self._shard(name, generation.shards) for name in generation.names]
 
     # -- the layout
 
@@ -175,8 +180,8 @@ class Shards(Sequence["Shard"]):
             return False
         self._changed_at = self._read_at
         self.layout = layout
-        generations = [[self._shard(name, each.shards) for name in each.names] for each in layout.generations]
-        self.current, *self.older = reversed(generations)
+        generations = map(self.of, layout.generations)
+        self.current, *self.older = reversed(list(generations))
         self._all = [shard for some in (self.current, *self.older) for shard in some]
         for name in [name for name, shard in self._made.items() if name and shard not in self._all]:
             self._dropped.append(self._made.pop(name))
