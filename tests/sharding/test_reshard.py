@@ -15,7 +15,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.worker import holds
 from tests.harness import command
-from tests.words import dead, drained, eventually, is_sound
+from tests.words import dead, drained, events, eventually, in_state, is_sound
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -338,6 +338,33 @@ async def test_what_operators_did_is_known_after_a_reshard(make_queue: MakeQueue
         await mq.reshard(number)
     assert [act.what for act in await mq.trail()] == ["reshard to 3", "reshard to 2"]
     assert await command(redis, "KEYS", "mx-rmq:*trail") == [b"mx-rmq:{q}:trail"]
+
+
+async def test_what_still_runs_of_a_shard_that_is_gone_ends_quietly(
+    make_queue: MakeQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lease was lost, and another worker has finished the message."""
+    mq = make_queue(shards=2, lease=60)
+    finish = asyncio.Event()
+    ended: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        await finish.wait()
+        ended.append(payload)
+
+    await mq.produce("t", 1, message_id="A1")
+    await mq.start()
+    await in_state(mq, "A1", "running")
+    worker: Any = mq._lifecycle.worker
+    ((shard, job),) = [(each.shard, job) for each in worker._holdings for job in each.jobs]
+    await shard.store.complete("t", [(job.delivery, 0.0)])
+    await mq.reshard(3)
+    await eventually(lambda: len(worker._holdings) == 3)
+    finish.set()
+    await eventually(lambda: ended)
+    await mq.close()
+    assert not events(caplog, "runner.failed")
 
 
 async def test_what_an_export_has_goes_to_the_new_shards(make_queue: MakeQueue) -> None:

@@ -193,6 +193,7 @@ class Worker:
         await self._sign_off(monitor)
         self._leases.remove(holdings)
         self._holdings.remove(holdings)
+        holdings.jobs.clear()  # another worker has ended them, or the shard would not be done
         self._fetchers.remove(fetcher)
         self._schedulers.remove(scheduler)
         self._monitors.remove(monitor)
