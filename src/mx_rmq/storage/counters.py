@@ -17,19 +17,19 @@ STALE: Final = "stale"
 class Counters(NamedTuple):
     """The counters that say how a topic stands; each is the field ``<topic>:<name>`` of a hash."""
 
-    produced: int = 0
-    replayed: int = 0
-    adjusted: int = 0
+    produced: int = 0  # the usual ones first: a topic's row ends with the last that it has
     completed: int = 0
-    dead: int = 0
-    cancelled: int = 0
-    restored: int = 0
-    adjusted_dead: int = 0
-    deleted: int = 0
     retried: int = 0
-    put_off: int = 0
+    dead: int = 0
+    replayed: int = 0
+    cancelled: int = 0
+    stale: int = 0
     lapsed: int = 0
-    stale: int = 0  # the last one, as the script count_topics wants it
+    put_off: int = 0
+    deleted: int = 0
+    restored: int = 0
+    adjusted: int = 0
+    adjusted_dead: int = 0
 
     @property
     def live(self) -> int:

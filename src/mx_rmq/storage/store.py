@@ -41,7 +41,7 @@ from mx_rmq.storage.keys import HELD
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from enum import IntEnum
 
     from mx_rmq.storage.keys import Keys
@@ -405,9 +405,7 @@ class Store:
     async def count(self, topics: Sequence[str]) -> list[TopicRow]:
         """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
         args = [self.keys.prefix, " ".join(EVENTS), *topics]
-        cells = await self._run("count_topics", args)
-        width = len(EVENTS) + 3
-        return [_topic_row(cells[start : start + width]) for start in range(0, len(cells), width)]
+        return list(_topic_rows(await self._run("count_topics", args)))
 
     async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
         """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
@@ -568,10 +566,13 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
     )
 
 
-def _topic_row(cells: list[Any]) -> TopicRow:
-    entries, leases, oldest, *counts = cells
-    at = None if oldest is None else float(oldest)
-    return TopicRow(entries, leases, at, Counters._make([whole(text) if text else 0 for text in counts]))
+def _topic_rows(cells: list[Any]) -> Iterator[TopicRow]:
+    at = 0
+    while at < len(cells):
+        entries, leases, oldest, counters = cells[at : at + 4]
+        counts = map(whole, cells[at + 4 : at + 4 + counters])
+        yield TopicRow(entries, leases, None if oldest is None else float(oldest), Counters(*counts))
+        at += 4 + counters
 
 
 _NOTHING: Final = Kept()

@@ -1,9 +1,10 @@
 -- count_topics: reads for people how many messages topics have, each topic as it is at one instant.
 -- KEYS     1 payload hash   2 all_expire_monitor zset   3 counters hash
 -- ARGV     prefix, events; per topic: topic; now_us
---          (events: the counters to read, separated by spaces; the last one is that of stale entries)
+--          (events: the counters to read, separated by spaces, the usual ones first)
 -- Returns  per topic: entries in its lists, leases, when the message next in line was produced (nil if
---          there is none or it cannot be read), each counter as it is stored (nil if there is none).
+--          there is none or it cannot be read), how many counters follow, each counter as it is stored
+--          (nil if there is none) up to the last that there is.
 --          No further topics once reply_bytes of bodies were read; ask again for those
 -- Keeps    I8; reads only
 -- Uses     limits lanes batch
@@ -17,29 +18,16 @@ redis.call('ZCARD', monitor)
 local places = {  -- what of the counters says how many entries and leases there are
   produced = 1, replayed = 1, adjusted = 1, stale = 1, completed = -1, dead = -1, cancelled = -1,
 }
-local names, signs = {}, {}
+local names, signs, stale = {}, {}, nil
 for name in string.gmatch(events, '%S+') do
   names[#names + 1] = ':' .. name
   signs[#names] = places[name] or 0
+  if name == 'stale' then stale = #names end
 end
 
 -- A length; 0 for the refusal of a key of another type.
 local function number(length)
   return type(length) == 'number' and length or 0
-end
-
--- How many live messages and stale entries a topic has, by its counters; nil if one cannot be read.
-local function expected(counted)
-  local sum = 0
-  for n = 1, #names do
-    local count = counted[n]
-    if count then
-      count = tonumber(count)
-      if not count then return end
-      sum = sum + signs[n] * count
-    end
-  end
-  return sum
 end
 
 -- The field stands behind the payload and the headers, and no text behind it can hold its name.
@@ -60,8 +48,8 @@ local function produced_at(body)
 end
 
 -- The body of the first entry that a claim would deliver, if that is among the first 100.
-local function first_of(topic, list, processing, stale)
-  if not stale then
+local function first_of(topic, list, processing, has_stale)
+  if not has_stale then
     local id = redis.call('LINDEX', list, -1)
     return redis.call('HGET', payload, id)
   end
@@ -74,34 +62,44 @@ local function first_of(topic, list, processing, stale)
   end
 end
 
-local cells, fields = {}, {}
-for t, topic in ipairs(batch(3, 1)) do
+local entries, oldest
+local function look(topic, list, processing, has_stale)
+  local count = number(redis.pcall('LLEN', list))
+  if count > 0 then
+    local first = produced_at(first_of(topic, list, processing, has_stale))
+    if first and (not oldest or tonumber(first) < tonumber(oldest)) then oldest = first end
+  end
+  entries = entries + count
+end
+
+local cells, fields, size = {}, {}, 0
+for _, topic in ipairs(batch(3, 1)) do
   if bytes >= reply_bytes then break end
   for n = 1, #names do fields[n] = topic .. names[n] end
   local counted = redis.pcall('HMGET', counters, unpack(fields))
+  local last, expected = 0, 0  -- expected: live messages and stale entries, nil if a counter cannot be read
+  for n = 1, #names do
+    local count = counted[n]
+    if count then
+      last = n
+      expected = expected and tonumber(count) and expected + signs[n] * count
+    end
+  end
 
   local key = prefix .. topic
-  local processing = key .. ':processing'
-  local entries, leases, oldest = 0, 0, nil
-  local function look(lane)
-    local list = key .. suffixes[lane]
-    local count = number(redis.pcall('LLEN', list))
-    if count > 0 then
-      local first = produced_at(first_of(topic, list, processing, counted[#names]))
-      if first and (not oldest or tonumber(first) < tonumber(oldest)) then oldest = first end
-    end
-    entries = entries + count
-  end
-  look(usual)
-  if entries ~= expected(counted) then  -- else all its messages are there, and the other places are empty
+  local processing, leases = key .. ':processing', 0
+  entries, oldest = 0, false
+  look(topic, key .. suffixes[usual], processing, counted[stale])
+  if entries ~= expected then  -- else all its messages are there, and the other places are empty
     for n = 1, #lanes do
-      if lanes[n] ~= usual then look(lanes[n]) end
+      if lanes[n] ~= usual then look(topic, key .. suffixes[lanes[n]], processing, counted[stale]) end
     end
     leases = number(redis.pcall('HLEN', processing))
   end
 
-  local at = (t - 1) * (#names + 3)
-  cells[at + 1], cells[at + 2], cells[at + 3] = entries, leases, oldest or false
-  for n = 1, #names do cells[at + 3 + n] = counted[n] or false end
+  cells[size + 1], cells[size + 2], cells[size + 3], cells[size + 4] = entries, leases, oldest, last
+  size = size + 4
+  for n = 1, last do cells[size + n] = counted[n] or false end
+  size = size + last
 end
 return cells
