@@ -16,6 +16,7 @@ from tests.proxy import Proxy
 from tests.rigs.cluster import Cluster
 from tests.rigs.sentinel import SentinelSet
 from tests.rigs.slots import slot_server
+from tests.rigs.suites import SHARDS, ClusterServer, cluster_server, shards_for
 from tests.rigs.tls import TlsRig
 
 if TYPE_CHECKING:
@@ -30,10 +31,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run on a node of a cluster that serves the slot of the queue q and no other",
     )
+    parser.addoption(
+        "--cluster",
+        action="store_true",
+        help=f"run on a cluster of three primaries, with queues of {SHARDS} shards",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slot"):
+    if config.getoption("--slot") or config.getoption("--cluster"):
         for item in items:
             if mark := item.get_closest_marker("no_cluster"):
                 item.add_marker(pytest.mark.skip(mark.args[0]))
@@ -54,10 +60,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session", params=server_binaries().items(), ids=lambda item: item[0])
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer | ClusterServer]:
     """A private server of each kind at hand, shared by all tests."""
     _, binary = request.param
-    if request.config.getoption("--slot"):
+    if request.config.getoption("--cluster"):
+        with cluster_server(binary) as cluster:
+            yield cluster
+    elif request.config.getoption("--slot"):
         with slot_server(binary, "{q}") as server:
             yield server
     else:
@@ -66,12 +75,16 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
+async def redis(server: EmbeddedServer | ClusterServer) -> AsyncIterator[Redis]:
     """A client of an empty server."""
     async with Redis(unix_socket_path=str(server.socket)) as client:
+        if isinstance(server, ClusterServer):
+            server.flush()
         await client.flushall()
         await client.script_flush()
         yield client
+    if isinstance(server, ClusterServer):
+        assert not (faults := server.faults()), faults
 
 
 @pytest.fixture
@@ -141,14 +154,17 @@ def store(redis: Redis, keys: Keys, clock: Clock) -> Store:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that are marked run with one shard and with eight."""
-    if "shards" in metafunc.fixturenames and metafunc.definition.get_closest_marker("sharded"):
-        metafunc.parametrize("shards", [None, 8], ids=["one-shard", "eight-shards"], indirect=True)
+    """Tests that are marked run with one shard and with eight; on a cluster each runs once."""
+    marked = "shards" in metafunc.fixturenames and metafunc.definition.get_closest_marker("sharded")
+    if marked and not metafunc.config.getoption("--cluster"):
+        metafunc.parametrize("shards", [None, SHARDS], ids=["one-shard", "eight-shards"], indirect=True)
 
 
 @pytest.fixture
 def shards(request: pytest.FixtureRequest) -> int | None:
     """Over how many shards the queues of the test are spread."""
+    if request.config.getoption("--cluster"):
+        return shards_for(request.function)
     return getattr(request, "param", None)
 
 

@@ -19,6 +19,7 @@ import hiredis
 
 from mx_rmq.storage.scripts import SCRIPTS
 from tests.harness import free_port
+from tests.rigs.suites import ClusterServer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,11 +38,12 @@ class Located(Protocol):
 class Proxy:
     """Passes everything on until told otherwise; lives in a thread, so that blocking clients can use it.
 
-    It listens as its server does, on a unix socket or on a TCP port of loopback.
+    It listens as its server does, on a unix socket or on a TCP port of loopback. Of a cluster it leads to the
+    node of the queue q.
     """
 
     def __init__(self, server: Located) -> None:
-        self._target = urlsplit(server.url)
+        self._target = urlsplit(server.node_url if isinstance(server, ClusterServer) else server.url)
         self._home = Path(tempfile.mkdtemp(prefix="mx-p-"))
         self._socket = self._home / "s"
         self._port = free_port()
