@@ -205,6 +205,12 @@ class Arena:
         args = topic, list(payloads), rate, options
         return self._born(Child(programs.steady, *paths, self.url, *args))
 
+    def spread(self, keys: dict[str, str], payload: dict[str, Any], *, rate: float, **options: Any) -> Child:
+        """Start a producer of ``NAME-1``, ``NAME-2``, … with the key of each name, until told to stop."""
+        paths = str(self._ledgers), str(self.logs)
+        args = TOPIC, payload, keys, rate, 20, options
+        return self._born(Child(programs.spread, *paths, self.url, *args))
+
     def _born(self, child: Child) -> Child:
         self.children.append(child)
         return child
@@ -280,7 +286,9 @@ class Arena:
 
     async def _ids(self, part: str) -> set[str]:
         shards = await self.queue._lifecycle.shards.now()
-        found = [await command(self.redis, "HKEYS", shard.keys.of_queue(part)) for shard in shards]
+        found = [
+            await shard.store.commands.execute_command("HKEYS", shard.keys.of_queue(part)) for shard in shards
+        ]
         return {field.decode() for fields in found for field in fields if b":" not in field}
 
 

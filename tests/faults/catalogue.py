@@ -17,6 +17,7 @@ from tests.faults.long_outage import disk_full, long_outage
 from tests.faults.memory_full import memory_full
 from tests.faults.million import million
 from tests.faults.monitors_killed import monitors_killed
+from tests.faults.node_down import node_down
 from tests.faults.poison_pills import poison_pills
 from tests.faults.primary_lost import primary_lost_memory, primary_lost_replicated
 from tests.faults.replies_cut import replies_cut
@@ -79,6 +80,7 @@ FAULTS: dict[str, Fault] = {
     "cluster": cluster,
     "cluster-killed": cluster_killed_replicated,
     "cluster-killed-unreplicated": cluster_killed_memory,
+    "cluster-node-down": node_down,
     "sentinel": sentinel,
     "tls": tls,
     "reshard": resharded,

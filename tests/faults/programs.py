@@ -278,6 +278,48 @@ async def until_acked(
             return
 
 
+def spread(
+    folder: str,
+    log: str,
+    url: str,
+    topic: str,
+    payload: dict[str, Any],
+    keys: dict[str, str],
+    rate: float,
+    callers: int,
+    options: dict[str, Any],
+) -> None:
+    """Produce ``NAME-1``, ``NAME-2``, … for each name at the same rate, with its key, until told to stop.
+
+    Each name has so many callers. While all of them wait, what is due for that name is left out, and the
+    other names go on.
+    """
+    ledger = begin(folder, log)
+
+    async def main() -> None:
+        stop, started = stop_event(), time.monotonic()
+        async with RedisMessageQueue(url, name=QUEUE, server_check="off", **options) as mq:
+            waiting = dict.fromkeys(keys, 0)
+
+            async def one(name: str, id_: str) -> None:
+                waiting[name] += 1
+                ledger.write("tried", id_)
+                await until_acked(mq, topic, payload, id_, key=keys[name])
+                ledger.write("acked", id_)
+                waiting[name] -= 1
+
+            async with asyncio.TaskGroup() as calls:
+                for n in itertools.count(1):
+                    await asyncio.sleep(max(0.0, started + n / rate - time.monotonic()))
+                    if stop.is_set():
+                        break
+                    for name in keys:
+                        if waiting[name] < callers:
+                            calls.create_task(one(name, f"{name}-{n}"))
+
+    asyncio.run(main())
+
+
 # -- a producer without an event loop
 
 

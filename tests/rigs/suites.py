@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.rigs.cluster import Cluster, Node
+from redis import Redis
+
+from mx_rmq.storage.embedded_cluster import client_of
+from tests.rigs.cluster import Cluster
 
 SHARDS: Final = 8
 _TAG: Final = "{q}"
@@ -31,7 +34,7 @@ class ClusterServer:
 
     def __init__(self, rig: Cluster) -> None:
         self._rig = rig
-        self._primaries = rig.primaries()
+        self._primaries = [client_of(node.port) for node in rig.primaries()]
         self._node = rig.primary_of(rig.slot_of(_TAG))
 
     @property
@@ -56,23 +59,29 @@ class ClusterServer:
 
     def flush(self) -> None:
         """Remove all keys, scripts and counted errors."""
-        self._rig.flush()
         for node in self._primaries:
-            node.command("CONFIG", "RESETSTAT")
+            with node.pipeline(transaction=False) as pipe:
+                for command in ("FLUSHALL", "SCRIPT FLUSH", "CONFIG RESETSTAT"):
+                    pipe.execute_command(*command.split())
+                pipe.execute()
+
+    def close(self) -> None:
+        for node in self._primaries:
+            node.close()
 
     def faults(self) -> list[str]:
         """Keys that are on no shard of their queue, and commands that were refused for keys of two slots."""
-        found = [f"{node}: {line}" for node in self._primaries for line in _crossings(node)]
-        return found + list(_strays(self._read()))
+        return [line for node in self._primaries for line in _crossings(node)] + list(_strays(self._read()))
 
     def _read(self) -> dict[str, bytes | None]:
         """All keys, with the value of those that hold a layout."""
         keys: dict[str, bytes | None] = {}
         for node in self._primaries:
-            for name in node.command("KEYS", "*"):
+            names: Any = node.execute_command("KEYS", "*")
+            for name in names:
                 key = name.decode(errors="backslashreplace")
-                is_layout = key.endswith("}:layout") and node.command("TYPE", name) == b"string"
-                keys[key] = node.command("GET", name) if is_layout else None
+                is_layout = key.endswith("}:layout") and node.execute_command("TYPE", name) == b"string"
+                keys[key] = node.execute_command("GET", name) if is_layout else None
         return keys
 
 
@@ -80,7 +89,9 @@ class ClusterServer:
 def cluster_server(binary: Path) -> Iterator[ClusterServer]:
     """Three primaries; no replicas, because nothing fails over here."""
     with Cluster(3, 0, binary, appendonly="no", unixsocket=_SOCKET) as rig:
-        yield ClusterServer(rig)
+        server = ClusterServer(rig)
+        yield server
+        server.close()
 
 
 def shards_for(test: Callable[..., Any]) -> int | None:
@@ -89,9 +100,9 @@ def shards_for(test: Callable[..., Any]) -> int | None:
     return None if knows_the_server or "Proxy" in test.__code__.co_names else SHARDS
 
 
-def _crossings(node: Node) -> list[str]:
-    lines = node.command("INFO", "errorstats").decode().split()
-    return [line for line in lines if line.startswith("errorstat_CROSSSLOT")]
+def _crossings(node: Redis) -> list[str]:
+    said: Any = node.execute_command("INFO", "errorstats")
+    return [line for line in said.decode().split() if line.startswith("errorstat_CROSSSLOT")]
 
 
 def _strays(keys: dict[str, bytes | None]) -> Iterator[str]:
