@@ -14,7 +14,18 @@ from mx_rmq import ConfigError, RedisMessageQueue, Reject, Retry
 from mx_rmq.message import decode_message
 from mx_rmq.storage.contract import Ended
 from tests.harness import all_keys, command
-from tests.words import PREFIX, claim, complete, drained, eventually, in_state, is_sound, put_bytes, store_of
+from tests.words import (
+    PREFIX,
+    bury,
+    claim,
+    complete,
+    drained,
+    eventually,
+    in_state,
+    is_sound,
+    put_bytes,
+    store_of,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -160,3 +171,24 @@ async def test_what_cannot_be_remembered_for_is_refused(mq: RedisMessageQueue, r
 
         @mq.handler("t", remember=remember)
         async def handle(payload: int) -> None: ...
+
+
+async def test_a_replay_may_ask_to_remember_the_end(mq: RedisMessageQueue, redis: Redis) -> None:
+    """Without that, one who replays a message and looks later cannot tell done from deleted."""
+    for id_ in ("A1", "A2", "A3"):
+        await mq.produce("t", 1, message_id=id_, remember=7200 if id_ == "A3" else None)
+    await bury(redis)
+
+    await mq.dlq.replay("A1", "A3", remember=60)
+    await mq.dlq.replay("A2")
+    kept = [(await mq.find(id_)).message for id_ in ("A1", "A2", "A3")]
+    assert [message.remember_for for message in kept if message] == [60, None, 7200]
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None: ...
+
+    await mq.start()
+    await in_state(mq, "A1", "done")
+    await in_state(mq, "A2", "gone")
+    with pytest.raises(ConfigError, match="^remember must be seconds from 0 to 2592000, or None for as it "):
+        await mq.dlq.replay("A1", remember=-1)

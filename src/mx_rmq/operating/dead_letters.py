@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mx_rmq.checks import check_seconds, check_whole, plain, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable
 from mx_rmq.fingerprint import decode_label
-from mx_rmq.limits import BATCH, REPLY_BYTES
+from mx_rmq.limits import BATCH, LONGEST_MEMORY, REPLY_BYTES
 from mx_rmq.operating.dlq_reader import Filter, Look, Walk, search, with_bodies
 from mx_rmq.operating.letters import (
     DeadGroup,
@@ -234,12 +234,14 @@ class DeadLetters:
 
     # -- replaying
 
-    async def replay(self, *ids: str, payload: Any = NOT_GIVEN) -> int:
+    async def replay(self, *ids: str, payload: Any = NOT_GIVEN, remember: Duration | None = None) -> int:
         """Make dead messages pending again, as if new: attempts start at one, the history stays.
 
         Args:
             ids: the messages to replay.
             payload: a new payload; only for a single message.
+            remember: seconds, up to 30 days, for which ``find`` and ``explain`` tell what became of them;
+                None leaves that as it is.
 
         Raises:
             NotDead: a message is not dead, or there is a live one with the same id; those before it have
@@ -249,9 +251,10 @@ class DeadLetters:
         """
         if payload is not NOT_GIVEN and len(ids) != 1:
             raise ConfigError("a new payload is for one message at a time")
+        memory = check_seconds("remember", remember, most=LONGEST_MEMORY, none="as it is") or 0.0
         for shard, own in (await self._by_shard(ids)).items():
             while own:
-                own = own[await _of(shard, _replay_some, shard, own[:_AT_ONCE], payload) :]
+                own = own[await _of(shard, _replay_some, shard, own[:_AT_ONCE], payload, memory) :]
         return len(ids)
 
     async def replay_all(
@@ -553,7 +556,7 @@ def _meant(
     return Filter(topic, error, group, matching)
 
 
-async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any) -> int:
+async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any, remember: float) -> int:
     """Replay some of one shard's dead messages, as many as fit into a reply; returns how many.
 
     Raises:
@@ -566,7 +569,7 @@ async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any) -> int:
         if id_ not in found:
             break
         dead.append(found[id_])
-    statuses = await replay(shard.operating, dead, payload)
+    statuses = await replay(shard.operating, dead, payload, remember)
     for id_, status in zip(ids, statuses, strict=False):
         if status is not Replayed.REPLAYED:
             raise NotDead(f"message {id_!r} cannot be replayed: {WHY_NOT[status]}")

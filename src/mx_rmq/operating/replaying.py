@@ -49,17 +49,25 @@ _LOOKS: Final = (0.02, 1.0)
 """Seconds between two looks at canaries, at first and at most."""
 
 
-async def replay(store: Store, rows: Sequence[DeadRow], payload: Any = NOT_GIVEN) -> list[Replayed]:
+async def replay(
+    store: Store, rows: Sequence[DeadRow], payload: Any = NOT_GIVEN, remember: float = 0.0
+) -> list[Replayed]:
     """Make dead messages pending again in one call, as if new: attempts start at one, the history stays.
+
+    Args:
+        store: of their shard.
+        rows: the messages.
+        payload: a new one, if given.
+        remember: seconds for which the server remembers what became of them, unless they say longer.
 
     Raises:
         InvalidPayload, MessageTooLarge: the new payload cannot be stored.
         UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
     """
-    return await store.replay([_replay(row, payload, store.max_bytes) for row in rows])
+    return await store.replay([_replay(row, payload, remember, store.max_bytes) for row in rows])
 
 
-def _replay(row: DeadRow, payload: Any, max_bytes: int) -> Replay:
+def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Replay:
     id_ = row.id.decode(errors="replace")
     try:
         message = decode_message(row.body, id_, row.topic.decode(errors="replace"))
@@ -71,6 +79,8 @@ def _replay(row: DeadRow, payload: Any, max_bytes: int) -> Replay:
         message.payload = encode_payload(payload)
     message.attempts = message.crashes = message.unbegun = message.put_off = 0
     message.replays += 1
+    if remember:
+        message.remember_for = max(message.remember_for or 0.0, remember)
     new = NewMessage(id_, encode_message(message))
     if payload is not NOT_GIVEN:
         check_size(message.topic, new, max_bytes)

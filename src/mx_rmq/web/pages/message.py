@@ -40,6 +40,8 @@ _LONG: Final = 4_000_000
 """Characters that are shown on request; a longer payload is for downloading."""
 _MOST_BYTES: Final = 4096
 """Bytes of a message that cannot be read."""
+_FOLLOWED: Final = 3600.0
+"""Seconds for which the end of a message that was replayed here is remembered, for its page to say."""
 _LOST: Final = ("the worker vanished", "the lease ran out although")
 """How errors begin that say that a message was taken from a lost worker."""
 _OURS: Final = {
@@ -253,7 +255,7 @@ async def payload(request: Request) -> Response:
 async def replay(call: Call) -> Done:
     """Replay it as it is."""
     id_ = check_id(call.target)
-    await call.desk.queue.dlq.replay(id_)
+    await call.desk.queue.dlq.replay(id_, remember=_FOLLOWED)
     return Done("replayed; this page follows it", link("message", id=id_), 1)
 
 
@@ -359,7 +361,7 @@ async def replay_edited(call: Call) -> Done | Response:
     try:
         _check_same(letter, call.form.get("died"))
         new = _edited(call, letter)
-        await call.desk.queue.dlq.replay(id_, payload=new)
+        await call.desk.queue.dlq.replay(id_, payload=new, remember=_FOLLOWED)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"nothing was done: {_why(error)}") from None
     return Done("replayed with the new payload; this page follows it", link("message", id=id_), 1)
