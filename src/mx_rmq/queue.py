@@ -716,6 +716,13 @@ class RedisMessageQueue:
         """Withdraw a message that has not started; False if it runs, is dead or is gone."""
         return await self._topics.cancel(id_)
 
+    async def run_now(self, id_: str) -> bool:
+        """Let a delayed message run now, also one that waits for its next attempt; False if none is delayed.
+
+        Its priority and its lifetime stay as they are.
+        """
+        return await self._topics.run_now(id_)
+
     async def cancel_many(self, ids: Iterable[str]) -> int:
         """Withdraw those of many messages that have not started; returns how many there were."""
         return await self._topics.cancel_many(ids)

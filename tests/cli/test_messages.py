@@ -1,8 +1,9 @@
-"""``messages``, ``show``, ``explain`` and ``cancel``."""
+"""``messages``, ``show``, ``explain``, ``run-now`` and ``cancel``."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from mx_rmq.message import Death
@@ -171,6 +172,21 @@ async def test_cancel_asks_and_withdraws_only_what_has_not_started(
     running = await cli("cancel", "A2", "--yes")
     assert running.code == 1
     assert "message A2 is with w1" in running.err
+
+
+@ONE_SERVER
+async def test_a_delayed_message_is_run_now(queue: RedisMessageQueue, cli: Cli) -> None:
+    await queue.produce("t", 1, message_id="A1", delay=3600)
+    await queue.produce("t", 1, message_id="A2")
+    ran = await cli("run-now", "A1", "--json")
+    assert (ran.code, ran.json) == (0, {"id": "A1", "topic": "t", "due": True})
+    due_at = (await queue.find("A1")).due_at
+    assert due_at is not None
+    assert due_at < time.time() + 60
+    pending = await cli("run-now", "A2")
+    assert pending.code == 1
+    assert "only a delayed message is made due: message A2 of topic 't' is pending" in pending.err
+    assert (await cli("run-now", "nobody")).code == 4
 
 
 @ONE_SERVER

@@ -126,6 +126,12 @@ class Cancel(NamedTuple):
     picks: tuple[int, ...]
 
 
+class Hasten(NamedTuple):
+    """Make delayed messages due now."""
+
+    picks: tuple[int, ...]
+
+
 class Delete(NamedTuple):
     """Delete dead messages."""
 
@@ -363,6 +369,9 @@ class Mixer:
     def cancel(self) -> Iterable[Any]:
         yield Cancel(self.picks())
 
+    def hasten(self) -> Iterable[Any]:
+        yield Hasten(self.picks())
+
     def delete(self) -> Iterable[Any]:
         yield Delete(self.picks(), self.seen())
 
@@ -490,6 +499,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.again: 4,
     Mixer.revive: 3,
     Mixer.cancel: 3,
+    Mixer.hasten: 2,
     Mixer.delete: 2,
     Mixer.restore: 1,
     Mixer.trim: 2,

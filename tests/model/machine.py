@@ -27,6 +27,7 @@ from tests.model.histories import (
     Fill,
     FlushScripts,
     Forget,
+    Hasten,
     Monitor,
     NextDelay,
     Pass,
@@ -191,6 +192,10 @@ class Machine:
             case Cancel(picks):
                 targets = self.cancellable()
                 return Call("cancel", ([targets[pick % len(targets)] for pick in picks],), {})
+            case Hasten(picks):
+                live = self.reference.live.items()
+                targets = [*sorted(id_ for id_, life in live if life.place == "delayed"), *IDS]
+                return Call("hasten", ([targets[pick % len(targets)] for pick in picks],), {})
             case Delete(picks, seen):
                 targets = [*sorted(self.reference.dead), *IDS]
                 ids = [targets[pick] for pick in picks]

@@ -16,6 +16,7 @@ from mx_rmq.storage.contract import (
     Claim,
     Delivery,
     Examined,
+    Hastened,
     Kept,
     NewMessage,
     NextDelay,
@@ -448,6 +449,22 @@ class Reference:
                 answer.append(Cancelled.CANCELLED)
                 self._withdraw(id_)
                 self.unlisted.add(id_)
+        return answer
+
+    def hasten(self, ids: Sequence[str]) -> list[Hastened]:
+        answer, earliest = [], self.earliest()
+        for id_ in ids:
+            life = self.live.get(id_)
+            if not life:
+                answer.append(Hastened.DEAD if id_ in self.dead else Hastened.GONE)
+            elif life.place != "delayed":
+                answer.append(Hastened.NOT_DELAYED)
+            elif life.deadline <= self.now:
+                answer.append(Hastened.DUE)
+            else:
+                answer.append(Hastened.HASTENED)
+                life.deadline, self.changed = self.now, True
+        self._wake_scheduler(earliest)
         return answer
 
     def purge(self, topic: str, limit: int) -> tuple[int, int]:

@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, InvalidName, RedisMessageQueue, UnknownTopic
+from mx_rmq import ConfigError, Context, InvalidName, RedisMessageQueue, Retry, UnknownTopic
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.words import PREFIX, bury, claim, complete, eventually, in_order, is_sound, store_of, unchanged
+from tests.words import (
+    PREFIX,
+    bury,
+    claim,
+    complete,
+    drained,
+    eventually,
+    in_order,
+    in_state,
+    is_sound,
+    store_of,
+    unchanged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -364,6 +376,31 @@ async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQu
 # -- a queue that is not open
 
 
+@pytest.mark.sharded
+async def test_a_delayed_message_runs_now(make_queue: MakeQueue, redis: Redis) -> None:
+    """A delay of a week is over at once; the worker's scheduler slept for the week and is woken."""
+    mq = make_queue()
+    ran: list[str] = []
+
+    @mq.handler("t", retry=Retry(3, backoff="fixed", base=3600))
+    async def handle(payload: str, ctx: Context) -> None:
+        if payload == "fails" and ctx.attempt == 1:
+            raise ConnectionError("not yet")
+        ran.append(payload)
+
+    async with mq:
+        await mq.start()
+        await mq.produce("t", "late", message_id="A1", delay=7 * 86400, key="k")
+        await mq.produce("t", "fails", message_id="A2")
+        await in_state(mq, "A2", "delayed")
+        assert await mq.run_now("A1")
+        assert await mq.run_now("A2")
+        await drained(mq)
+        assert sorted(ran) == ["fails", "late"]
+        assert not await mq.run_now("A1")
+        assert await is_sound(mq)
+
+
 @pytest.mark.parametrize(
     "verb",
     [
@@ -375,6 +412,7 @@ async def test_the_audit_of_a_queue_finds_and_mends_damage(queue: RedisMessageQu
         "queues",
         "topics",
         "cancel",
+        "run_now",
         "pause",
         "resume",
         "purge",

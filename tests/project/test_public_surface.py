@@ -28,7 +28,7 @@ QUEUE = """
     audit cancel cancel_many close config counts dashboard delete dlq doctor drain explain find handler
     has_produce_middleware health health_app history list metrics_app middleware note_act on_dead on_retry
     open override pause produce produce_many produce_middleware purge queues rates reshard resume run
-    schedule serve_metrics shards start stop sync tail topics trail vanished workers
+    run_now schedule serve_metrics shards start stop sync tail topics trail vanished workers
 """
 OPTIONS = """
     url name shards username password sentinel_username sentinel_password ssl_ca_certs ssl_certfile

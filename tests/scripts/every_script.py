@@ -128,6 +128,7 @@ CALLS: dict[str, Callable[[Store, Clock], Awaitable[object]]] = {
     "cancel_message": lambda store, _: store.cancel(
         ["p1-t", "high-t", "low-t", "d1-t", "l1-t", "p3-u", "d2-u", "x1-t", "nobody"]
     ),
+    "hasten_message": lambda store, _: store.hasten(["d1-t", "later-t", "p1-t", "later-u", "x1-t", "nobody"]),
     "purge_topic": lambda store, _: store.purge("t"),
     "pause_topic": lambda store, _: store.pause("t"),
     "resume_topic": lambda store, _: store.resume("v"),

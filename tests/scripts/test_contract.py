@@ -664,6 +664,9 @@ DRIVES = {
         {"prefix": PREFIX},
         ({"id": "m1"}, {"id": "m2"}),
     ),
+    "hasten": Drive(
+        "hasten_message", lambda store: store.hasten(["m1", "m2"]), {}, ({"id": "m1"}, {"id": "m2"})
+    ),
     "purge": Drive("purge_topic", lambda store: store.purge("orders", 7), {"topic": "orders", "limit": 7}),
     "pause": Drive("pause_topic", lambda store: store.pause("orders"), {"topic": "orders"}),
     "resume": Drive("resume_topic", lambda store: store.resume("orders"), {"topic": "orders"}),

@@ -190,6 +190,18 @@ async def test_exact_numbers_survive_an_edit(
     assert json.loads(bytes(stored.payload))["mark"] == "\u202e"
 
 
+async def test_a_delayed_message_is_run_now(mq: RedisMessageQueue, opened: Callable[..., Browser]) -> None:
+    await mq.produce("orders", 1, message_id="later", delay=3600)
+    browser = opened()
+    answer = await send(browser, "/message/run", {"id": "later"})
+    assert "due+now" in answer.headers["location"]
+    assert "is due already" in text_of((await browser.get("/scheduled")).text)
+    assert "made due at once by" in text_of((await browser.get("/message?id=later")).text)
+    await mq.cancel("later")
+    answer = await send(browser, "/message/run", {"id": "later"})
+    assert "nothing+was+done" in answer.headers["location"]
+
+
 async def test_a_waiting_message_is_withdrawn_and_a_dead_one_deleted_after_a_question(
     mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
 ) -> None:

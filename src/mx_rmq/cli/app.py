@@ -43,6 +43,7 @@ _COMMANDS: Final = {
         "topic": ("topics:topic", "Pause, resume or purge a topic."),
         "dlq": ("dlq:dlq", "Look at dead messages; replay, edit, delete, export or import them."),
         "produce": ("produce:produce", "Store a message, or many from JSON lines."),
+        "run-now": ("messages:run_now", "Let a delayed message run now."),
         "cancel": ("messages:cancel", "Withdraw a message that has not started."),
         "reshard": ("shards:reshard", "Spread the queue over another number of shards."),
         "audit": ("doctor:audit", "Is every message in exactly one place?"),

@@ -1,4 +1,4 @@
-"""``mx-rmq messages``, ``show``, ``explain`` and ``cancel``."""
+"""``mx-rmq messages``, ``show``, ``explain``, ``run-now`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -290,6 +290,22 @@ async def explain(id_: str, /, *, common: Common = _DEFAULT) -> None:
         out.remark(f"mx-rmq topic resume {facts.topic}")
     elif facts.state == "dead" and facts.ended_at is None:
         out.remark(f"mx-rmq dlq replay {id_}")
+
+
+async def run_now(id_: str, /, *, common: Common = _DEFAULT) -> None:
+    """Let a delayed message run now, also one that waits for its next attempt.
+
+    Args:
+        id_: the message.
+    """
+    out = Output(common)
+    async with opened(common) as queue:
+        facts = await queue.find(id_)
+        if facts.state in ("gone", "done"):
+            raise NotFound(await queue.explain(id_))
+        if not await queue.run_now(id_):
+            raise Failure(f"only a delayed message is made due: {await queue.explain(id_)}")
+    out.line(f"message {id_} is due now", data={"id": id_, "topic": facts.topic, "due": True})
 
 
 async def cancel(id_: str, /, *, yes: bool = False, common: Common = _DEFAULT) -> None:

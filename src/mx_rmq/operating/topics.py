@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mx_rmq.checks import check_id, check_topic
 from mx_rmq.errors import ServerUnavailable, UnknownTopic
 from mx_rmq.limits import BATCH
-from mx_rmq.storage.contract import Cancelled
+from mx_rmq.storage.contract import Cancelled, Hastened
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shards import ask_all, ask_those_there, find_first
 
@@ -47,6 +47,17 @@ class Topics:
             return None if end is Cancelled.GONE else end
 
         return await find_first(await self._shards.now(), id_, cancel) is Cancelled.CANCELLED
+
+    async def run_now(self, id_: str) -> bool:
+        """Make a delayed message due now; False if it is not delayed."""
+        id_ = check_id(id_)
+
+        async def hasten(shard: Shard) -> Hastened | None:
+            (end,) = await shard.operating.hasten([id_])
+            return None if end is Hastened.GONE else end
+
+        end = await find_first(await self._shards.now(), id_, hasten)
+        return end in (Hastened.HASTENED, Hastened.DUE)
 
     async def cancel_many(self, ids: Iterable[str]) -> int:
         """Withdraw messages that have not started; returns how many there were."""

@@ -54,6 +54,16 @@ class Cancelled(IntEnum):
     POISONED = -3
 
 
+class Hastened(IntEnum):
+    """The result of making a delayed message due now."""
+
+    HASTENED = 1
+    DUE = 0
+    GONE = -1
+    DEAD = -2
+    NOT_DELAYED = -3
+
+
 class NewMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to store; ``ttl`` (None for no expiry) and ``delay`` are in seconds."""
 

@@ -19,6 +19,7 @@ from mx_rmq.storage.contract import (
     DeadRow,
     Delivery,
     Examined,
+    Hastened,
     Kept,
     Left,
     NewMessage,
@@ -387,6 +388,10 @@ class Store:
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
         """Withdraw messages that are pending or delayed."""
         return _statuses(Cancelled, await self._run("cancel_message", [self.keys.prefix, *ids]))
+
+    async def hasten(self, ids: Sequence[str]) -> list[Hastened]:
+        """Make delayed messages due now."""
+        return _statuses(Hastened, await self._run("hasten_message", ids))
 
     async def purge(self, topic: str, limit: int = BATCH) -> tuple[int, int]:
         """Withdraw up to *limit* pending messages; returns how many, and how many entries are left."""

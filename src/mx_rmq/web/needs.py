@@ -69,6 +69,7 @@ class Queue(Protocol):
     @property
     def dlq(self) -> DeadLetters: ...  # noqa: D102
     async def cancel(self, id_: str) -> bool: ...  # noqa: D102
+    async def run_now(self, id_: str) -> bool: ...  # noqa: D102
     async def cancel_many(self, ids: Iterable[str]) -> int: ...  # noqa: D102
     async def pause(self, topic: str) -> None: ...  # noqa: D102
     async def resume(self, topic: str) -> None: ...  # noqa: D102

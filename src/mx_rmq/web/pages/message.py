@@ -49,6 +49,7 @@ _OURS: Final = {
     "edit and replay": "edited and replayed",
     "delete": "deleted",
     "cancel": "withdrawn",
+    "run now": "made due at once",
 }
 """Acts on one message, as its life shows them."""
 
@@ -259,6 +260,15 @@ async def replay(call: Call) -> Done:
     return Done("replayed; this page follows it", link("message", id=id_), 1)
 
 
+@act("/message/run", right="mend", what="run now", target="id")
+async def run_now(call: Call) -> Done:
+    """Let a delayed message run now."""
+    id_ = check_id(call.target)
+    if await call.desk.queue.run_now(id_):
+        return Done("due now; this page follows it", link("message", id=id_), 1)
+    return Done(f"nothing was done: {await call.desk.queue.explain(id_)}", link("message", id=id_))
+
+
 async def confirm_delete(request: Request) -> Response:
     """Ask before a dead letter is deleted."""
     return await _confirm(request, "delete", "delete")
@@ -423,6 +433,7 @@ SECTION: Final = Section(
         Route("/message/delete", confirm_delete, methods=["GET"]),
         Route("/message/cancel", confirm_cancel, methods=["GET"]),
         replay,
+        run_now,
         delete,
         cancel,
         preview,
