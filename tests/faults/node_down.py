@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq import NotDead, RedisMessageQueue, ServerUnavailable
@@ -237,7 +238,7 @@ def _measure(
     outage.kept = min(rate(name, since, until) / rate(name, before, since) for name in names)
     for name in names:
         during = [since, *(at for at in ends[name] if since < at <= until), until]
-        outage.pause = max(outage.pause, *(b - a for a, b in zip(during, during[1:], strict=False)))
+        outage.pause = max(outage.pause, *(b - a for a, b in pairwise(during)))
     killed = {child.pid: child.killed_at for child in children if child.killed_at and child.killed_at < until}
     outage.recovered = max(gaps(there, killed), default=0.0)
     acked = {event.id: event.at for event in events if event.what == "acked" and event.id.startswith("later")}

@@ -75,10 +75,8 @@ class Placing:
             How its id is taken; ``STORED`` if it is free.
         """
         for older in self._shards.homes(message.key or message.id)[1:]:
-            try:
+            with older.naming():
                 taken = await self._ask_older(older, message)
-            except ServerUnavailable as error:
-                raise older.named(error) from error
             if taken is not Stored.STORED:
                 return taken
         if message.key and (shard, topic) not in self._held and (await self._shards.now()).older:

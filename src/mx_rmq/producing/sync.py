@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from mx_rmq.checks import check_topic
-from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, StoreError
+from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
@@ -225,7 +225,7 @@ class SyncProducer:
         leader = message.key or message.id
         for some in self._older:
             older = some[shard_number(leader, len(some))]
-            try:
+            with older.naming():
                 if (older, "") not in self._prepared:
                     run_blocking(older.store.seal())
                     self._prepared = {each for each in self._prepared if not each[1]} | {(older, "")}
@@ -233,8 +233,6 @@ class SyncProducer:
                     (taken,) = run_blocking(older.store.taken([message.id]))
                     if taken is not Stored.STORED:
                         return taken
-            except ServerUnavailable as error:
-                raise older.named(error) from error
         if message.key and (shard, topic) not in self._prepared:
             run_blocking(shard.store.hold(topic))
             self._prepared.add((shard, topic))
@@ -410,7 +408,7 @@ class _SyncShard:
             (self._plain if durability == "memory" else self._waiting).connect()
         except ServerUnavailable as error:
             self.failed(error, patience=patience)
-            raise NotSent(str(self.named(error))) from error
+            raise NotSent(str(self.naming.named(error))) from error
 
     def failed(self, error: Exception, *, patience: float) -> None:
         """Note that a call failed."""
