@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.words import ONE_SERVER
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
     from tests.words import MakeQueue
+
+pytestmark = ONE_SERVER
 
 
 @pytest.fixture(autouse=True)
