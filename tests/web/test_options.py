@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from mx_rmq import ConfigError, RedisMessageQueue
+from mx_rmq.cli.web import _listen
 from mx_rmq.web.pages import SECTIONS
 from tests.web.conftest import Browser
 
@@ -48,3 +50,11 @@ async def test_a_server_that_is_away_is_said_in_a_page() -> None:
     page = await Browser(mq.dashboard()).get("/")
     assert page.status_code == 503
     assert "The server does not answer" in page.text
+
+
+def test_an_answer_in_two_parts_does_not_wait_for_an_acknowledgement() -> None:
+    """Headers and body are written apart; with Nagle's algorithm every page took 40 ms longer."""
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
