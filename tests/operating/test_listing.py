@@ -241,16 +241,44 @@ async def test_dead_messages_are_listed_with_their_errors(queue: RedisMessageQue
 async def test_a_call_looks_at_a_limited_number_of_other_topics_dead(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
-    """One dead message behind 12,000 of another topic: a call ends early, and its next leads there."""
+    """12,000 dead messages of another topic between two: a call ends early, and its next leads further."""
     await queue.produce("t", 1, message_id="rare")
     await bury(redis)
     for _ in range(12):
         await queue.produce_many("many", range(1000))
         await bury(redis, topic="many")
+    await queue.produce("t", 1, message_id="late")
+    await bury(redis)
     first = await queue.list("t", state="dead")
-    assert (first.messages, first.next is None) == ([], False)
-    assert await ids_of(queue, state="dead") == ["rare"]
-    assert [facts.id for facts in (await queue.list("t", state="dead", reverse=True)).messages] == ["rare"]
+    assert ([facts.id for facts in first.messages], first.next is None) == (["late"], False)
+    second = await queue.list("t", state="dead", after=first.next)
+    assert (second.messages, second.next is None) == ([], False)
+    assert await ids_of(queue, state="dead") == ["late", "rare"]
+    first = await queue.list("t", state="dead", reverse=True)
+    assert ([facts.id for facts in first.messages], first.next is None) == (["rare"], False)
+
+
+async def test_the_few_dead_of_a_topic_are_found_at_once(queue: RedisMessageQueue, redis: Redis) -> None:
+    """They are behind more messages of another topic than a call looks at, in either order."""
+    for topic, count in (("many", 6), ("t", 1), ("many", 6)):
+        for _ in range(count):
+            await queue.produce_many(topic, range(1000 if topic == "many" else 2))
+            await bury(redis, topic=topic)
+    for reverse in (False, True):
+        page = await queue.list("t", state="dead", reverse=reverse)
+        assert [facts.topic for facts in page.messages] == ["t", "t"]
+
+
+async def test_dead_messages_in_no_group_are_found_too(queue: RedisMessageQueue, redis: Redis) -> None:
+    """Where some are not counted, the groups do not say where a topic's first and last are."""
+    for n in range(3):
+        await queue.produce("t", n, message_id=f"m{n}")
+        await bury(redis)
+    (group,) = await queue.dlq.groups()
+    await redis.hdel("mx-rmq:{q}:dlq_groups", f"{group.id}:count")
+    await queue.produce("u", 1)
+    await bury(redis, topic="u")
+    assert await ids_of(queue, state="dead") == ["m2", "m1", "m0"]
 
 
 # -- the other way round

@@ -29,6 +29,8 @@ _CHUNK: Final = 500
 """Entries looked at in one step."""
 _STEPS: Final = 20
 """Steps of one call."""
+_DEAD: Final = 5000
+"""Dead messages looked at in one call."""
 _BACK: Final = 500
 """How far a list may have moved on between two pages for the next one to continue exactly."""
 _SCORE: Final = re.compile(r"-?(inf|\d+(\.\d+)?(e[+-]?\d+)?)", re.ASCII)
@@ -77,9 +79,8 @@ async def list_messages(
     number, place = _begin(len(shards), of, after)
     if state == "dead":
         letters = DeadLetters(shards)
-        page = await letters.list(
-            topic=topic, limit=limit, after=place or None, oldest=reverse, look=_STEPS * _CHUNK
-        )
+        after = place or await _before_dead(letters, of)
+        page = await letters.list(topic=topic, limit=limit, after=after, oldest=reverse, look=_DEAD)
         following = None if page.next is None else f"{of.name},0,{page.next}"
         return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
     facts: list[MessageFacts] = []
@@ -232,6 +233,22 @@ async def _facts(queries: Queries, rows: Sequence[_Row]) -> list[MessageFacts]:
         for row, body in zip(rows, bodies, strict=True)
         if body is not None
     ]
+
+
+async def _before_dead(letters: DeadLetters, of: _List) -> str | None:
+    """The place before a topic's first death, or behind its latest, by the groups that the server counts.
+
+    So the few dead messages of a topic are found behind many others. None if some are in no group.
+    """
+    groups = await letters.groups()
+    own = [
+        group for group in groups if group.topic in (of.topic, "")
+    ]  # one without a name may be of any topic
+    if groups.uncounted or groups.missing or not own:
+        return None
+    if of.reverse:
+        return f"0,{min(group.first_at for group in own) * 1000:.0f},"
+    return f"0,{max(group.last_at for group in own) * 1000 + 1:.0f},"
 
 
 # -- places, as texts in ``next``
