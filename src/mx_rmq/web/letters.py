@@ -24,7 +24,7 @@ LOOK: Final = 5000
 """Dead messages that one page looks at."""
 _LOOK_BODIES: Final = 500
 """The same if their payloads are read for it."""
-_PATIENCE: Final = 0.2
+_PATIENCE: Final = 0.1
 """Seconds that a page counts matches."""
 _LONGEST: Final = 128 * 1024
 """Bytes of the longest payload that a list shows the beginning of."""
