@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from rich.console import Console
 
 from benchmarks import against, comparison
+from benchmarks.dashboard import dashboard
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
 from benchmarks.idle import WORKERS, idle
@@ -34,6 +35,7 @@ def measures(rounds: int, workers: int = WORKERS) -> dict[str, Measure]:
         "idle": lambda scale: idle(scale, workers),
         "observing": lambda scale: observing(scale, rounds),
         "operating": operating,
+        "dashboard": lambda scale: dashboard(scale, rounds),
     }
 
 

@@ -109,10 +109,10 @@ def batches(count: int, delay: float = 0.0) -> Iterator[list[NewMessage]]:
         yield [message(delay=delay) for _ in range(min(BATCH, count - start))]
 
 
-async def fill(store: Store, count: int) -> None:
+async def fill(store: Store, count: int, topic: str = "orders") -> None:
     """Make a backlog."""
     for batch in batches(count):
-        await store.produce("orders", batch)
+        await store.produce(topic, batch)
 
 
 async def in_turns(rounds: int, *measures: Callable[[], Awaitable[float]]) -> list[tuple[float, ...]]:
