@@ -258,6 +258,21 @@ async def test_a_call_looks_at_a_limited_number_of_other_topics_dead(
     assert ([facts.id for facts in first.messages], first.next is None) == (["rare"], False)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_thousands_that_are_due_at_the_same_instant_are_listed_once_each(
+    queue: RedisMessageQueue, redis: Redis, reverse: bool
+) -> None:
+    """So many that a page is found by rank, among others that are due before and after."""
+    await queue.produce_many("t", range(100), delay=10)
+    await queue.produce_many("t", range(3500), delay=60)
+    await queue.produce_many("t", range(100), delay=90)
+    same = await redis.zrange("mx-rmq:{q}:delay_tasks", 100, 3599, withscores=True)
+    due = same[0][1]  # by themselves, chunks of one call have instants of their own
+    await redis.zadd("mx-rmq:{q}:delay_tasks", {id_: due for id_, _ in same})
+    found = await ids_of(queue, state="delayed", limit=400, reverse=reverse)
+    assert len(found) == len(set(found)) == 3700
+
+
 async def test_the_few_dead_of_a_topic_are_found_at_once(queue: RedisMessageQueue, redis: Redis) -> None:
     """They are behind more messages of another topic than a call looks at, in either order."""
     for topic, count in (("many", 6), ("t", 1), ("many", 6)):
