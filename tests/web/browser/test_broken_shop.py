@@ -1,4 +1,4 @@
-"""``mx-rmq web`` on the broken shop: every problem of docs/operations.md is seen and mended in the browser."""
+"""``mx-rmq web`` on the broken shop: every problem of docs/operations.md is seen and mended there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
@@ -20,7 +19,9 @@ from tests.words import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
+    from playwright.async_api import Locator
     from redis.asyncio import Redis
 
     from mx_rmq import RedisMessageQueue
@@ -154,13 +155,18 @@ async def move(tab: Tab, shop: RedisMessageQueue) -> None:
     kept: list[Any] = []
     for link in await tab.find("th.id a").all_inner_texts():
         await tab.go(f"message?id={link}")
-        async with tab.page.expect_download() as download:
-            await tab.press("Download", "link")
-        kept.append(json.loads(Path(await (await download.value).path()).read_text()))
+        kept.append(json.loads(await downloaded(tab, tab.page.get_by_role("link", name="Download"))))
     assert [each["number"] for each in kept] == [71, 72, 73, 74, 75]
     await tab.go("topic?name=invoice")
     await purge(tab, "invoice")
     await shop.produce_many("invoices", kept)
+
+
+async def downloaded(tab: Tab, link: Locator) -> str:
+    async with tab.page.expect_download() as download:
+        await link.click()
+    path = await (await download.value).path()
+    return await asyncio.to_thread(path.read_text)
 
 
 async def purge(tab: Tab, topic: str) -> None:
@@ -171,7 +177,7 @@ async def purge(tab: Tab, topic: str) -> None:
 
 
 async def restart_the_stuck_worker(tab: Tab) -> None:
-    """A worker that is up but does nothing: its page names the process to kill; its messages run elsewhere."""
+    """A worker that is up but does nothing: the page names the process, and what became of its messages."""
     await tab.go("workers")
     row = tab.find("#workers tr.bad, #workers tr.warn").first
     await row.wait_for()
@@ -236,10 +242,8 @@ async def delete_what_nothing_needs(tab: Tab) -> None:
         await tab.go("dlq")
         await tab.press(error, "link")
         all_ = tab.page.get_by_role("group", name="All that match")
-        async with tab.page.expect_download() as download:
-            await all_.get_by_role("link", name="Export").click()
-        kept = Path(await (await download.value).path()).read_text().splitlines()
-        assert len(kept) == number
+        kept = await downloaded(tab, all_.get_by_role("link", name="Export"))
+        assert len(kept.splitlines()) == number
         await all_.get_by_role("link", name=f"Delete {number}…").click()
         await tab.press(f"Delete {number}")
         await tab.find(".progress .say", has_text=f"deleted {number}").wait_for()
