@@ -258,3 +258,8 @@ def letter_of(row: DeadRow) -> DeadLetter:
     return DeadLetter(
         id_, topic, row.died_at, death.reason, death.error, death.kind, row.body, death.place, group
     )
+
+
+def not_dead(id_: str) -> NotDead:
+    """The error for a message that is not in the DLQ."""
+    return NotDead(f"message {id_!r} is not in the DLQ; queue.find() says where it is")

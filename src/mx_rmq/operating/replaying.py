@@ -1,38 +1,35 @@
-"""Dead messages live again: the new body of each, canaries, and what an export holds of a message."""
+"""Dead messages live again: the new body of each, many a round at a time, and canaries."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from base64 import b64decode
-from collections.abc import Mapping
-from datetime import datetime
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
-
-from mx_rmq.checks import check_id, check_topic, is_number, refusal, shown
-from mx_rmq.errors import ConfigError, UnreadableMessage
-from mx_rmq.limits import MOST_SECONDS
-from mx_rmq.message import Death, decode_message, encode_death, encode_message
+from mx_rmq.errors import UnreadableMessage
+from mx_rmq.message import decode_message, encode_message
 from mx_rmq.operating.dlq_reader import with_bodies
 from mx_rmq.operating.inspector import Inspector
-from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, DeadLetter, letter_of
+from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead, letter_of, not_dead
 from mx_rmq.payloads import encode_payload
-from mx_rmq.storage.contract import NewMessage, Replay, Replayed, Restore
+from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shards import ask_all
 from mx_rmq.storage.store import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+    from mx_rmq.operating.dlq_reader import Walk
+    from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.shards import Shards
     from mx_rmq.storage.store import Store
+
+R = TypeVar("R")
 
 NOT_GIVEN: Final = object()
 
@@ -43,6 +40,8 @@ WHY_NOT: Final = {
     Replayed.POISONED: "its topic is missing or a key of it has the wrong type; run the audit",
 }
 
+_AT_ONCE: Final = 250
+"""Messages replayed per call, if their bodies fit into one reply. The server needs 3 ms."""
 _MOST_EXPLAINED: Final = 20
 """Canaries of which an error says why they have not ended."""
 _LOOKS: Final = (0.02, 1.0)
@@ -87,6 +86,96 @@ def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Repl
     return Replay(id_, new.body, message.priority, message.ttl, row.died_at)
 
 
+async def replay_own(shard: Shard, ids: Sequence[str], payload: Any, remember: float) -> None:
+    """Replay dead messages of one shard, in their order; see ``_replay_some``."""
+    while ids:
+        ids = ids[await _of(shard, _replay_some, shard, ids[:_AT_ONCE], payload, remember) :]
+
+
+async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any, remember: float) -> int:
+    """Replay some of one shard's dead messages, as many as fit into a reply; returns how many.
+
+    Raises:
+        NotDead: one cannot be replayed; those before it have been.
+    """
+    looked, rows = await shard.operating.read_dead([id_.encode(errors="replace") for id_ in ids])
+    found = {row.id.decode(): row for row in rows}
+    dead = []
+    for id_ in ids[:looked]:
+        if id_ not in found:
+            break
+        dead.append(found[id_])
+    statuses = await replay(shard.operating, dead, payload, remember)
+    for id_, status in zip(ids, statuses, strict=False):
+        if status is not Replayed.REPLAYED:
+            raise NotDead(f"message {id_!r} cannot be replayed: {WHY_NOT[status]}")
+    if len(dead) < looked:
+        raise not_dead(ids[len(dead)])
+    return looked
+
+
+async def _replay_rows(shard: Shard, rows: list[DeadRow]) -> list[str]:
+    """Replay dead messages; returns those that live now."""
+    ends = zip(rows, await replay(shard.operating, rows), strict=True)
+    return [row.id.decode(errors="replace") for row, end in ends if end is Replayed.REPLAYED]
+
+
+# -- many, a round at a time
+
+
+async def replay_rounds(
+    walks: Mapping[Shard, Walk], rate: float | None, most: int | None = None
+) -> AsyncIterator[list[str]]:
+    """Replay what the walks find, at most *most*; yields what lives now, a round's worth at a time.
+
+    A round has some of each shard, replayed at once.
+    """
+    # A tenth of a second's worth at a time, so that there are no visible bursts.
+    at_once = _AT_ONCE * len(walks) if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+    left = sys.maxsize if most is None else most
+    pause = 0.0
+    active = list(walks)
+
+    async def replay_found(found: tuple[Shard, list[DeadRow]]) -> list[str]:
+        shard, rows = found
+        return await _of(shard, _replay_rows, shard, rows)
+
+    while active and left:
+        shares = _shares(active, min(at_once, left))
+        # Those that get no share this time are the first in the next round.
+        active = active[len(shares) :] + active[: len(shares)]
+        found = []
+        asked = [_of(shard, walks[shard].next, share) for shard, share in shares]
+        for (shard, _), rows in zip(shares, await asyncio.gather(*asked), strict=True):
+            if rows:
+                found.append((shard, rows))
+            else:
+                active.remove(shard)
+        if found:
+            if pause:
+                await asyncio.sleep(pause)
+            ids = [id_ for own in await asyncio.gather(*map(replay_found, found)) for id_ in own]
+            left -= len(ids)
+            pause = 0.0 if rate is None else len(ids) / rate
+            yield ids
+
+
+def _shares(shards: Sequence[Shard], count: int) -> list[tuple[Shard, int]]:
+    """How many messages each shard contributes to a round."""
+    each, more = divmod(count, len(shards))
+    shares = ((shard, each + (n < more)) for n, shard in enumerate(shards))
+    return [(shard, min(share, _AT_ONCE)) for shard, share in shares if share]
+
+
+async def _of(shard: Shard, call: Callable[..., Awaitable[R]], *args: Any) -> R:
+    """What a call to a shard returns; an error names the shard."""
+    with shard.naming():
+        return await call(*args)
+
+
+# -- canaries
+
+
 async def watch_canaries(shards: Shards, ids: Sequence[str], within: float) -> None:
     """Wait until messages that were replayed have ended: they are done, cancelled or dead.
 
@@ -122,57 +211,3 @@ async def _dead(ids: Sequence[str], shard: Shard) -> list[DeadLetter]:
     dead = await DeadQueries(shard.operating).are_dead(ids)
     found = [id_.encode() for id_, is_dead in zip(ids, dead, strict=True) if is_dead]
     return [letter_of(row) async for rows in with_bodies(shard.operating, found) for row in rows]
-
-
-# -- from an export
-
-
-def restore_of(record: DeadLetter | Mapping[str, Any], number: int) -> Restore:
-    """What to put back of a letter, or of its ``as_dict()``.
-
-    Raises:
-        ConfigError: names the record by its number, from 1, and says what it must have.
-    """
-    what = f"record {number}"
-    if isinstance(record, DeadLetter):
-        record = record.as_dict()
-    if not isinstance(record, Mapping):
-        raise refusal(what, "a DeadLetter or its as_dict()", record)
-    try:
-        known = {name: record[name] for name in ("reason", "error", "kind", "place") if name in record}
-        death = msgspec.convert(known, Death)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{what} must say why the message died, got {shown(known)}: {error}") from None
-    return Restore(
-        check_id(record.get("id")),
-        check_topic(record.get("topic")),
-        _instant(record.get("died_at"), what),
-        _body(record, what),
-        encode_death(death),
-    )
-
-
-def _instant(value: Any, what: str) -> float:
-    """An instant as seconds; ISO text, or seconds since 1970."""
-    seconds = value
-    if isinstance(value, str):
-        try:
-            seconds = datetime.fromisoformat(value).timestamp()
-        except ValueError:
-            seconds = math.nan
-    if not is_number(seconds) or not 0 <= seconds < MOST_SECONDS:
-        raise refusal(f"died_at of {what}", "a time in ISO form, or seconds since 1970", value)
-    return float(seconds)
-
-
-def _body(record: Mapping[str, Any], what: str) -> bytes:
-    text, encoded = record.get("body"), record.get("body_base64")
-    try:
-        body = b64decode(encoded, validate=True) if encoded else text.encode() if text else b""
-    except (AttributeError, TypeError, ValueError):
-        body = b""
-    if not body:
-        raise refusal(
-            f"body of {what}", "the stored message as text, or body_base64 its bytes", text or encoded
-        )
-    return body

@@ -1,0 +1,162 @@
+"""Reading the DLQ of a queue over all its shards: a page, the groups, and where messages are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from mx_rmq.checks import plain, refusal
+from mx_rmq.fingerprint import decode_label
+from mx_rmq.limits import BATCH
+from mx_rmq.operating.dlq_reader import Look, Walk, search, with_bodies
+from mx_rmq.operating.letters import DeadGroup, DeadLetter, letter_of
+from mx_rmq.storage.dead_queries import DeadQueries, Mark, StoredGroup
+from mx_rmq.storage.shards import ask_all, ask_those_there
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.operating.dlq_reader import Filter
+    from mx_rmq.storage.contract import DeadRow
+    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
+
+    Found = list[tuple[Shard, DeadRow]]
+
+
+async def read_page(
+    shards: Shards, where: Filter, after: str | None, *, limit: int, latest: bool, look: int | None
+) -> tuple[list[DeadLetter], str | None]:
+    """Some dead messages, and the place behind them; None if there are no more.
+
+    Args:
+        shards: of the queue.
+        where: which messages.
+        after: the place behind the page before; None for the first page.
+        limit: the most messages on a page.
+        latest: whether the latest death comes first.
+        look: the most messages to look at, on all shards together; None for all.
+    """
+    place = _place(after)
+
+    async def some(shard: Shard) -> tuple[Found, Mark | None]:
+        """One more than the page may need, to know whether more follow; and where the search stopped."""
+        begin: Mark | None = place
+        found: Found = []
+        if place is None and where.group is not None and look is not None:
+            begin = await DeadQueries(shard.operating).before_group(where.group, latest=latest)
+        far = Look() if look is None else Look(max(1, look // len(shards)))
+        async for row in search(shard.operating, where, begin, limit, far, latest=latest):
+            found.append((shard, row))
+            if len(found) > limit:
+                return found, None
+        return found, far.seen if far.left <= 0 else None
+
+    answers = await ask_all(shards, some)
+    found = [each for here, _ in answers for each in here]
+    found.sort(key=lambda each: _mark(each[1]).order, reverse=latest)
+    end: Mark | None = None
+    if stops := [stop for _, stop in answers if stop is not None]:  # behind the first, one may be missing
+        end = sorted(stops, key=lambda stop: stop.order, reverse=latest)[0]
+        found = [each for each in found if not _mark(each[1]).is_behind(end, latest=latest)]
+    if len(found) > limit:
+        end = _mark(found[limit - 1][1])
+    page = found[:limit]
+    by_shard: dict[Shard, list[bytes]] = defaultdict(list)
+    for shard, row in page:
+        by_shard[shard].append(row.id)
+    read: dict[tuple[Shard, bytes], DeadLetter] = {}
+
+    async def read_bodies(shard: Shard) -> None:
+        async for rows in with_bodies(shard.operating, by_shard[shard]):
+            read.update({(shard, row.id): letter_of(row) for row in rows})
+
+    await ask_all(by_shard, read_bodies)
+    letters = [letter for shard, row in page if (letter := read.get((shard, row.id))) is not None]
+    return letters, None if end is None else _next(end)
+
+
+def _mark(row: DeadRow) -> Mark:
+    """The place of a message."""
+    return Mark(row.died_ms, row.id)
+
+
+def _next(mark: Mark) -> str:
+    """The place behind a message, as text; it is the same on all shards, so no shard is named."""
+    return f"0,{mark.died_ms.decode()},{mark.id.decode(errors='surrogateescape')}"
+
+
+def _place(after: str | None) -> Mark | None:
+    """The last message before a page."""
+    if after is None:
+        return None
+    try:
+        of_all, died_ms, id_ = after.split(",", 2)
+        if not float(died_ms) >= 0 or int(of_all):
+            raise ValueError
+        return Mark(died_ms.encode(), id_.encode(errors="surrogateescape"))
+    except (AttributeError, ValueError):
+        raise refusal("after", "the next of an earlier page", after) from None
+
+
+async def read_groups(shards: Shards) -> tuple[list[DeadGroup], int, tuple[str, ...]]:
+    """The groups of all shards, the largest first; how many are in none; which shards did not answer."""
+    found: dict[str, StoredGroup] = {}
+    dead = 0
+    looks, missing = await ask_those_there(shards, lambda shard: DeadQueries(shard.operating).groups())
+    for size, here in looks:
+        dead += size
+        for id_, group in here.items():
+            found[id_] = _joined(found[id_], group) if id_ in found else group
+    groups = []
+    for id_, group in found.items():
+        label = decode_label(group.label)
+        times = group.dead, group.first_at, group.last_at
+        groups.append(DeadGroup(label.topic, label.error, label.place, *times, id_, label.text))
+    groups.sort(key=lambda group: (-group.count, group.topic, group.error, group.id))
+    uncounted = max(0, dead - sum(group.count for group in groups))
+    return groups, uncounted, missing
+
+
+def _joined(one: StoredGroup, other: StoredGroup) -> StoredGroup:
+    """A group that is on two shards."""
+    times = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
+    return StoredGroup(one.dead + other.dead, one.label or other.label, *times)
+
+
+async def count_matches(shards: Shards, where: Filter) -> int:
+    """How many dead messages match; all of them are looked at, without their bodies."""
+
+    async def count(shard: Shard) -> int:
+        counted = 0
+        with Walk(shard.operating, where, bodies=False) as walk:
+            while rows := await walk.next(BATCH):
+                counted += len(rows)
+        return counted
+
+    return sum(await ask_all(shards, count))
+
+
+async def dead_by_shard(shards: Shards, ids: Sequence[str]) -> dict[Shard, list[str]]:
+    """The ids grouped by the shard that has them dead; each group keeps the given order.
+
+    An id that is dead nowhere stays with the shard to which it leads.
+    """
+    by_shard: dict[Shard, list[str]] = defaultdict(list)
+    if shards.is_one:
+        return {shards[0]: list(map(plain, ids))}
+    wanted = list(dict.fromkeys(map(plain, ids)))
+
+    async def dead(shard: Shard) -> list[bool]:
+        found: list[bool] = []
+        for start in range(0, len(wanted), BATCH):
+            found += await DeadQueries(shard.operating).are_dead(wanted[start : start + BATCH])
+        return found
+
+    looks = await ask_all(shards, dead)
+    where = {id_: shards.home(id_) for id_ in wanted}
+    for shard, found in reversed(list(zip(shards, looks, strict=True))):
+        where |= {id_: shard for id_, is_dead in zip(wanted, found, strict=True) if is_dead}
+    for id_ in map(plain, ids):
+        by_shard[where[id_]].append(id_)
+    return by_shard
