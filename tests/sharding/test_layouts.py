@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from mx_rmq.storage.layout import Generation, Layout
 from tests.words import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.asyncio import Redis
 
     from tests.proxy import Proxy
@@ -119,6 +122,19 @@ async def test_one_server_that_lost_everything_gets_the_layout_again(
     await eventually(lambda: redis.get("mx-rmq:{q}:layout"))
     await mq.produce_many("t", range(30))
     await mq.drain(timeout=10)
+
+
+@pytest.mark.parametrize("ask", [lambda mq: mq.dlq.delete("A1"), lambda mq: mq.doctor(audit_for=0)])
+async def test_a_layout_that_changes_while_shards_are_asked_disturbs_no_operator(
+    make_queue: MakeQueue, ask: Callable[[RedisMessageQueue], Any]
+) -> None:
+    mq = make_queue(shards=2)
+    await mq.open()
+    shards = await mq._lifecycle.shards.now()
+    asking = asyncio.ensure_future(ask(mq))
+    await asyncio.sleep(0)  # now it has asked
+    shards.use(shards.layout.grown(3))
+    await asking
 
 
 async def test_deleting_a_queue_deletes_its_layout(make_queue: MakeQueue, redis: Redis) -> None:

@@ -153,9 +153,10 @@ async def dead_by_shard(shards: Shards, ids: Sequence[str]) -> dict[Shard, list[
             found += await DeadQueries(shard.operating).are_dead(wanted[start : start + BATCH])
         return found
 
-    looks = await ask_all(shards, dead)
+    asked = list(shards)  # the layout may change before they answer
+    looks = await ask_all(asked, dead)
     where = {id_: shards.home(id_) for id_ in wanted}
-    for shard, found in reversed(list(zip(shards, looks, strict=True))):
+    for shard, found in reversed(list(zip(asked, looks, strict=True))):
         where |= {id_: shard for id_, is_dead in zip(wanted, found, strict=True) if is_dead}
     for id_ in map(plain, ids):
         by_shard[where[id_]].append(id_)

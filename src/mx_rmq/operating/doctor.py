@@ -94,7 +94,8 @@ async def examine(shards: Shards, config: Config, *, audit_for: float = 5.0) -> 
             remedy = "look at this server: the messages of this shard wait until it is back"
             return Diagnosis("server", "problem", str(shard.naming.named(error)), remedy)
 
-    for shard, facts in zip(shards, await asyncio.gather(*map(facts_of, shards)), strict=True):
+    asked = list(shards)  # the layout may change before they answer
+    for shard, facts in zip(asked, await asyncio.gather(*map(facts_of, asked)), strict=True):
         if isinstance(facts, Diagnosis):
             found.append(facts)
             continue
