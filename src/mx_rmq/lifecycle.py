@@ -6,22 +6,17 @@ import asyncio
 import difflib
 from asyncio import get_running_loop
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
-
 from mx_rmq import events
 from mx_rmq.checks import refusal
-from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable, UnsafeServer
+from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, ServerUnavailable
 from mx_rmq.message import describe
 from mx_rmq.operating.drain import Backlog, drained
 from mx_rmq.producing.producer import Producer
 from mx_rmq.signals import on_signals
-from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.resend import resend
-from mx_rmq.storage.server_check import check_recovery, check_server
+from mx_rmq.storage.readiness import check_servers, settle
 from mx_rmq.storage.shard import Shard
 from mx_rmq.storage.shards import Shards
 from mx_rmq.storage.store import Store
@@ -79,9 +74,6 @@ class Starting:
 Work = Idle | Starting | Running | Stopping
 
 _IDLE = Idle()
-
-_SLOWER = 1.0
-"""Seconds by which the check of one server may take longer than that of another."""
 
 
 class _Session:
@@ -232,9 +224,9 @@ class Lifecycle:
             shards = Shards(self._new_shard, self._config.name, self._config.shards)
             checks: set[asyncio.Task[None]] = set()
             if self._config.shards is not None or self._config.server_check != "off":
-                await self._settle(shards)
+                await settle(shards, self._config)
             if self._config.server_check != "off":
-                checks = await self._check_all(shards)
+                checks = await check_servers(shards, self._config)
             return Opened(shards, Producer(self._config, shards), checks)
         except BaseException:
             await self._disconnect(shards)
@@ -242,76 +234,6 @@ class Lifecycle:
 
     def _new_shard(self, name: str) -> Shard:
         return Shard(self._address, self._config, name, new_store=self._new_store)
-
-    async def _settle(self, shards: Shards) -> None:
-        """Learn how many shards the queue has."""
-        try:
-            await self._resend(shards.base, shards.settle)
-        except ResponseError:  # the user may not read it; a queue with several shards would refuse a produce
-            if self._config.shards is not None:
-                raise
-
-    async def _check_all(self, shards: Shards) -> set[asyncio.Task[None]]:
-        """Check every server once; with several, those that answer do not wait long for the others."""
-        servers = {shard.server: shard for shard in shards}
-        checks = {asyncio.create_task(self._check(shard)) for shard in servers.values()}
-        try:
-            done, waiting = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
-            while waiting and any(each.exception() is not None for each in done):
-                some, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                done |= some
-            if waiting:
-                some, waiting = await asyncio.wait(waiting, timeout=_SLOWER)
-                done |= some
-            errors = [error for each in done if (error := each.exception()) is not None]
-            away = [error for error in errors if isinstance(error, ServerUnavailable)]
-            if errors and (len(away) < len(errors) or len(errors) == len(checks)):
-                raise next((error for error in errors if error not in away), errors[0])
-        except BaseException:
-            for check in checks:
-                check.cancel()
-            raise
-        for check in waiting:
-            check.add_done_callback(self._tell_check)
-        return waiting
-
-    def _tell_check(self, check: asyncio.Task[None]) -> None:
-        """Tell of a server that answered late and is not fit; of one that is away its availability tells."""
-        if not check.cancelled() and isinstance(error := check.exception(), UnsafeServer | ConfigError):
-            events.emit(events.ServerUnsafe(queue=self._config.name, problem=str(error)))
-
-    async def _check(self, shard: Shard) -> None:
-        config, queries = self._config, Queries(shard.store)
-        checks: list[Callable[[], Awaitable[object]]] = [
-            partial(
-                check_server,
-                queries,
-                mode=config.server_check,
-                private=config.server.is_private,
-                durability=config.durability,
-                replicas=config.replicas,
-            )
-        ]
-        if config.recovery_grace is not None:
-            checks.append(partial(check_recovery, queries, lease=config.lease))
-
-        for check in checks:
-            await self._resend(shard, check)
-
-    async def _resend(self, shard: Shard, call: Callable[[], Awaitable[object]]) -> None:
-        """Try a call for ``patience`` seconds."""
-        availability, patience = shard.availability, self._config.patience
-
-        def failed(error: Exception, _wait: float) -> None:
-            availability.lost("start", error, f"trying for {patience:g} s")
-
-        try:
-            with shard.naming():
-                await resend(call, patience=patience, failed=failed)
-        except BaseException:
-            availability.leave("start")
-            raise
-        availability.back("start")
 
     async def _enter(self) -> None:
         """Start an embedded server; it is not left running if this is cancelled."""
