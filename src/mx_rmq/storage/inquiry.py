@@ -37,12 +37,9 @@ class LoopInquiry:
 
     async def ask(self, url: str, settings: Mapping[str, Any], *command: Any) -> Any:
         """The reply to one command, over a connection of its own."""
-        seconds = self.timeout * _PART
-        connection: Any = connections(
-            AsyncConnectionPool, url, **settings, socket_connect_timeout=seconds, socket_timeout=seconds
-        ).make_connection()
+        connection = _new(AsyncConnectionPool, url, settings, self.timeout)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self.timeout * _PART):
                 await connection.connect()
                 await connection.send_command(*command)
                 return await connection.read_response()
@@ -68,15 +65,7 @@ class BlockingInquiry:
 
     async def ask(self, url: str, settings: Mapping[str, Any], *command: Any) -> Any:
         """The reply to one command, over a connection of its own."""
-        seconds = self.timeout * _PART
-        connection: Any = connections(
-            ConnectionPool,
-            url,
-            **settings,
-            socket_connect_timeout=seconds,
-            socket_timeout=seconds,
-            retry=None,
-        ).make_connection()
+        connection = _new(ConnectionPool, url, {**settings, "retry": None}, self.timeout)
         try:
             connection.connect()
             connection.send_command(*command)
@@ -137,6 +126,13 @@ class Turn:
     def put_last(self, node: Node) -> None:
         """Ask this one after the others from now on."""
         self.nodes = (*(each for each in self.nodes if each != node), node)
+
+
+def _new(maker: type[Any], url: str, settings: Mapping[str, Any], timeout: float) -> Any:
+    """A connection for one question."""
+    part = timeout * _PART
+    pool: Any = connections(maker, url, **settings, socket_connect_timeout=part, socket_timeout=part)
+    return pool.make_connection()
 
 
 def _explained(error: Exception, command: tuple[Any, ...]) -> Exception:
