@@ -48,7 +48,8 @@ from mx_rmq.producing.options import (
 )
 from mx_rmq.producing.sync import SyncProducer
 from mx_rmq.storage.locate import Address
-from mx_rmq.storage.store import Sealed, Store
+from mx_rmq.storage.refusals import Sealed
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping

@@ -14,8 +14,9 @@ from mx_rmq.message import LANES, Lane
 from mx_rmq.storage import contract
 from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue, Replay, Suspect
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.scripts import SCRIPTS, Script
-from mx_rmq.storage.store import Sealed, Store
+from mx_rmq.storage.store import Store
 from tests.harness import Clock
 from tests.model.histories import (
     Again,

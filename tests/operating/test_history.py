@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.storage.commands import Commands
     from mx_rmq.storage.embedded import EmbeddedServer
     from mx_rmq.storage.shard import Shard
-    from mx_rmq.storage.store import Commands
     from tests.harness import Clock
     from tests.words import MakeQueue
 

@@ -9,7 +9,7 @@ import pytest
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed, Restore
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.store import Sealed
+from mx_rmq.storage.refusals import Sealed
 from tests.scripts.states import NOW, dead, delayed, everything, leased, pending, seed, together
 from tests.words import new, unchanged
 

@@ -18,10 +18,10 @@ from tests.scripts.states import everything
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from mx_rmq.storage.commands import Commands
     from mx_rmq.storage.contract import Delivery
     from mx_rmq.storage.embedded import EmbeddedServer
     from mx_rmq.storage.keys import Keys
-    from mx_rmq.storage.store import Commands
 
 RIGHTS = [
     *("eval", "evalsha", "type", "time"),

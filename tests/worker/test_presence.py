@@ -32,7 +32,7 @@ from tests.words import ONE_SERVER, PREFIX, drained, events, eventually, in_stat
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from mx_rmq.storage.store import Commands
+    from mx_rmq.storage.commands import Commands
     from tests.words import MakeQueue
 
 LEASE = 30.0

@@ -18,8 +18,9 @@ from mx_rmq.message import Death, encode_death
 from mx_rmq.operating.letters import DeadLetter, RestoreResult
 from mx_rmq.operating.messages import read_message
 from mx_rmq.storage.contract import NewMessage, Restore, Restored
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.store import Sealed, check_size
+from mx_rmq.storage.store import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from mx_rmq.limits import REPLY_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mx_rmq.storage.store import Commands
+    from mx_rmq.storage.commands import Commands
 
 T = TypeVar("T")
 

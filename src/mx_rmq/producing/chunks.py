@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.errors import ServerUnavailable
 from mx_rmq.producing.placing import NotSent
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import is_unavailable, resend
-from mx_rmq.storage.store import Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

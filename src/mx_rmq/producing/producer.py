@@ -13,8 +13,9 @@ from mx_rmq.producing.chunks import Chunks
 from mx_rmq.producing.placing import USER, NotSent, Placing
 from mx_rmq.receipt import Receipt, Stored
 from mx_rmq.storage.batching import Batcher
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import given_up, resend
-from mx_rmq.storage.store import Sealed, too_large
+from mx_rmq.storage.store import too_large
 from mx_rmq.storage.wire import CutShort
 
 if TYPE_CHECKING:

@@ -29,10 +29,11 @@ from mx_rmq.storage.layout import ONE, Layout
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout
-from mx_rmq.storage.store import Sealed, Store
+from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config, Durability
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
     from mx_rmq.producing.middleware import ProduceMiddleware
+    from mx_rmq.storage.commands import Commands
     from mx_rmq.storage.contract import NewMessage
-    from mx_rmq.storage.store import Commands, NewStore
+    from mx_rmq.storage.store import NewStore
 
 
 R = TypeVar("R")

@@ -12,8 +12,8 @@ from mx_rmq.errors import NotDurable, NotOnDisk, NotReplicated, ServerUnavailabl
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.commands import Together
     from mx_rmq.storage.keys import Keys
-    from mx_rmq.storage.store import Together
 
 
 class Durable(ABC):

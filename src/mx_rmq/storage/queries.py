@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from mx_rmq.message import Lane
+    from mx_rmq.storage.commands import Commands
     from mx_rmq.storage.contract import TopicRow
-    from mx_rmq.storage.store import Commands, Store
+    from mx_rmq.storage.store import Store
 
 SILENCE: Final = 30.0
 """Seconds without a registration after which a worker does not count as live."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.config import Config, Durability
+    from mx_rmq.storage.commands import Commands
     from mx_rmq.storage.place import Locator
-    from mx_rmq.storage.store import Commands, NewStore
+    from mx_rmq.storage.store import NewStore
 
 
 def shard_number(id_: str, count: int) -> int:

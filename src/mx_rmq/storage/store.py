@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from mx_rmq.checks import are_labels, check_id, check_name, check_topic
-from mx_rmq.errors import MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.errors import MessageTooLarge, StoreError
 from mx_rmq.fingerprint import group_of
 from mx_rmq.limits import BATCH, MAX_BYTES, MOST_ACTS, MOST_VANISHED
 from mx_rmq.message import decode_death
@@ -39,33 +39,17 @@ from mx_rmq.storage.contract import (
 )
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters, whole
 from mx_rmq.storage.keys import HELD
+from mx_rmq.storage.refusals import refusal_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from enum import IntEnum
 
+    from mx_rmq.storage.commands import Commands, Together
     from mx_rmq.storage.keys import Keys
 
 Status = TypeVar("Status", bound="IntEnum")
-
-
-class Sealed(StoreError):
-    """The shard takes no new messages: the queue has another layout. Nothing was written."""
-
-
-class Commands(Protocol):
-    """What the store needs from a connection; ``redis.asyncio.Redis`` has it."""
-
-    def execute_command(self, *args: Any) -> Awaitable[Any]:
-        """Send one command and return its reply, strings as bytes."""
-
-
-class Together(Protocol):
-    """Connections on which several commands can be sent in one write."""
-
-    async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands in a row on one connection; refusals and losses are returned among the replies."""
 
 
 class NewStore(Protocol):
@@ -150,9 +134,8 @@ class Store:
         (claim,) = await self.claim_some([Want(topic, limit)], runs=limit, lease=lease, holder=holder)
         if claim.refusal:
             script = self._scripts["claim_message"]
-            raise await self._translated(
-                ResponseError(claim.refusal), script, self.keys.of_script(script, topic)
-            )
+            keys = self.keys.of_script(script, topic)
+            raise await refusal_of(self.commands, ResponseError(claim.refusal), script, keys)
         return claim
 
     async def claim_some(self, wants: Sequence[Want], *, runs: int, lease: float, holder: str) -> list[Claim]:
@@ -230,7 +213,8 @@ class Store:
                 (reply,) = await connections.execute_together(("EVAL", script.text, *command[2:]))
             match reply:
                 case ResponseError():
-                    answers.append(await self._translated(reply, script, self.keys.of_script(script, topic)))
+                    keys = self.keys.of_script(script, topic)
+                    answers.append(await refusal_of(self.commands, reply, script, keys))
                 case Exception():
                     raise reply
                 case _:
@@ -516,28 +500,7 @@ class Store:
                 return await self.commands.execute_command("EVAL", script.text, *command[2:])
         except ResponseError as error:
             keys = self.keys.of_script(script, topic, producer)
-            raise await self._translated(error, script, keys) from error
-
-    async def _translated(self, error: ResponseError, script: Script, keys: Sequence[str]) -> StoreError:
-        """The exception for the server's refusal. Scripts check before they write: nothing was written."""
-        text = str(error)
-        if "WRONGTYPE Operation" in text:
-            wrong = []
-            for key, (_, kind) in zip(keys, script.keys, strict=False):  # a cluster's guard is the last key
-                found = (await self.commands.execute_command("TYPE", key)).decode()
-                if found not in (kind, "none"):
-                    wrong.append(f"{key} is a {found}, not a {kind}")
-            what = "; ".join(wrong) or "a key of the queue has the wrong type"
-            return WrongKeyType(f"{script.name}: {what}; something else wrote there, rename or delete it")
-        if "SEALED the shard" in text:
-            return Sealed(f"{script.name}: the shard takes no new messages; the queue has another layout")
-        # Not "OOM": redis-py removes that word, and TOOMANY contains it.
-        if "command not allowed when used memory" in text:
-            return OutOfMemory(
-                f"{script.name}: the server reached its maxmemory and stores nothing more; "
-                "raise maxmemory or let workers catch up, then send again"
-            )
-        return StoreError(f"{script.name}: {text}")
+            raise await refusal_of(self.commands, error, script, keys) from error
 
     def _check_new(self, topic: str, messages: Sequence[NewMessage], producer: str, call: str) -> None:
         names = [topic, *[message.id for message in messages]]

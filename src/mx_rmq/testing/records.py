@@ -19,9 +19,9 @@ from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
     from mx_rmq.message import Message
+    from mx_rmq.storage.commands import Commands, Together
     from mx_rmq.storage.contract import Claim, Delivery, Kept, NewMessage, Overdue
     from mx_rmq.storage.keys import Keys
-    from mx_rmq.storage.store import Commands, Together
     from mx_rmq.testing.clock import Clock
     from mx_rmq.worker.handlers import Handler
 
