@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.exceptions import ResponseError
@@ -22,18 +22,32 @@ if TYPE_CHECKING:
     from tests.harness import Clock
 
 NAME = "produce_normal_message"
+BOTH = pytest.mark.parametrize("count", [1, 2], ids=["alone", "two"])
+"""A message that comes alone is stored by a script of its own, ``produce_one_message``."""
 
 
-async def test_a_produced_message_is_pending_and_announced(store: Store, redis: Redis, clock: Clock) -> None:
-    assert await store.produce(TOPIC, [new("m1")]) == [Stored.STORED]
-    assert await read_state(redis, tools=True) == {
-        "payload": {"m1": "body of m1", "m1:queue": "orders"},
-        "all_expire_monitor": {"m1": inf},
-        "orders:pending": ["m1"],
+def messages(count: int, **options: Any) -> list[NewMessage]:
+    """As many as asked for: m1, m2 and so on."""
+    return [new(f"m{n}", **options) for n in range(1, count + 1)]
+
+
+def state_with(count: int) -> dict[str, Any]:
+    """What the server holds after ``messages(count)`` were produced to nothing else."""
+    ids = [f"m{n}" for n in range(1, count + 1)]
+    return {
+        "payload": {f"{id_}": f"body of {id_}" for id_ in ids} | {f"{id_}:queue": "orders" for id_ in ids},
+        "all_expire_monitor": dict.fromkeys(ids, inf),
+        "orders:pending": ids,
         "orders:wake": ["1"],
         "topics": {"orders"},
-        "counters": {"orders:produced": "1"},
+        "counters": {"orders:produced": str(count)},
     }
+
+
+@BOTH
+async def test_a_produced_message_is_pending_and_announced(store: Store, redis: Redis, count: int) -> None:
+    assert await store.produce(TOPIC, messages(count)) == [Stored.STORED] * count
+    assert await read_state(redis, tools=True) == state_with(count)
 
 
 async def test_messages_wait_in_the_lane_of_their_priority_first_come_first_served(
@@ -68,10 +82,13 @@ async def test_a_lifetime_starts_when_the_message_is_produced(
     }
 
 
-async def test_without_a_given_time_the_clock_of_the_server_counts(redis: Redis, keys: Keys) -> None:
+@BOTH
+async def test_without_a_given_time_the_clock_of_the_server_counts(
+    redis: Redis, keys: Keys, count: int
+) -> None:
     """A caller whose clock is wrong must not decide when a message expires (I7)."""
     before = await redis.time()
-    await Store(redis, keys).produce(TOPIC, [new("m1", ttl=60.0)])
+    await Store(redis, keys).produce(TOPIC, messages(count, ttl=60.0))
     after = await redis.time()
     expires = (await read_state(redis))["all_expire_monitor"]["m1"] - 60_000
     assert before[0] * 1000 + before[1] // 1000 <= expires <= after[0] * 1000 + after[1] // 1000
@@ -352,29 +369,24 @@ async def test_a_key_of_another_type_is_named_and_nothing_is_stored(
     async with unchanged(redis):
         with pytest.raises(WrongKeyType, match=key):
             await store.produce(TOPIC, [new("m2"), new("m3", lane="high")], producer="p1", call="c1")
+        if key != "orders:pending:high":
+            with pytest.raises(WrongKeyType, match=key):
+                await store.produce_one(TOPIC, new("m2"), producer="p1", call="c1")
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["orders:wake", "topics", "counters", "orders:pending:high"],
-)
+@BOTH
+@pytest.mark.parametrize("key", ["orders:wake", "topics", "counters", "orders:pending:high"])
 async def test_what_the_message_does_not_need_cannot_stop_it(
-    store: Store, redis: Redis, clock: Clock, key: str
+    store: Store, redis: Redis, key: str, count: int
 ) -> None:
     await spoil(redis, key)
-    await produce(store, "m1")
-    assert await read_state(redis, tools=True) == {
-        "payload": {"m1": "body of m1", "m1:queue": "orders"},
-        "all_expire_monitor": {"m1": inf},
-        "orders:pending": ["m1"],
-        "orders:wake": ["1"],
-        "topics": {"orders"},
-        "counters": {"orders:produced": "1"},
-    } | {key: "something else"}
+    assert await store.produce(TOPIC, messages(count)) == [Stored.STORED] * count
+    assert await read_state(redis, tools=True) == state_with(count) | {key: "something else"}
 
 
-async def test_a_server_without_memory_refuses_cleanly(store: Store, redis: Redis) -> None:
+@BOTH
+async def test_a_server_without_memory_refuses_cleanly(store: Store, redis: Redis, count: int) -> None:
     async with unchanged(redis), out_of_memory(redis):
         with pytest.raises(OutOfMemory, match="maxmemory"):
-            await store.produce(TOPIC, [new("m1"), new("m2")], producer="p1", call="c1")
-    assert await store.produce(TOPIC, [new("m1")], producer="p1", call="c1") == [Stored.STORED]
+            await store.produce(TOPIC, messages(count), producer="p1", call="c1")
+    assert await store.produce(TOPIC, messages(count), producer="p1", call="c1") == [Stored.STORED] * count

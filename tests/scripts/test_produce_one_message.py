@@ -1,22 +1,24 @@
-"""A message that comes alone: everything that holds for one of many, by a script of its own."""
+"""A message that comes alone: everything that holds for one of many, by a script of its own.
+
+What both scripts are tested for in the same way is in ``test_produce_normal_message.py``.
+"""
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq.errors import InvalidName, MessageTooLarge, OutOfMemory, StoreError, WrongKeyType
+from mx_rmq.errors import InvalidName, MessageTooLarge, StoreError
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
 from tests.scripts.every_script import rich_state
-from tests.scripts.helpers import TOPIC, call, claim, delay, keys_of, lease, produce, spoil
+from tests.scripts.helpers import TOPIC, call, claim, delay, keys_of, lease, produce
 from tests.scripts.states import everything, seed
-from tests.words import PREFIX, new, out_of_memory, unchanged
+from tests.words import PREFIX, new, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -59,14 +61,6 @@ async def test_a_message_alone_is_pending_and_announced(store: Store, redis: Red
         "topics": {"orders"},
         "counters": {"orders:produced": "1"},
     }
-
-
-async def test_without_a_given_time_the_clock_of_the_server_counts(redis: Redis, keys: Keys) -> None:
-    before = await redis.time()
-    await Store(redis, keys).produce_one(TOPIC, new("m1", ttl=60.0))
-    after = await redis.time()
-    expires = (await read_state(redis))["all_expire_monitor"]["m1"] - 60_000
-    assert before[0] * 1000 + before[1] // 1000 <= expires <= after[0] * 1000 + after[1] // 1000
 
 
 async def test_a_later_deadline_keeps_its_last_digit(store: Store, redis: Redis, clock: Clock) -> None:
@@ -129,35 +123,3 @@ async def test_names_and_size_are_checked_before_anything_is_sent(redis: Redis, 
                 await store.produce_one(topic, NewMessage(id_, b""))
         with pytest.raises(MessageTooLarge):
             await store.produce_one(TOPIC, NewMessage("m1", b"x" * 11))
-
-
-@pytest.mark.parametrize("key", ["payload", "all_expire_monitor", "dlq", "done", "orders:pending", "call=p1"])
-async def test_a_key_of_another_type_is_named_and_nothing_is_stored(
-    store: Store, redis: Redis, key: str
-) -> None:
-    await produce(store, "m1", "m2", lane="low")
-    await spoil(redis, key)
-    async with unchanged(redis):
-        with pytest.raises(WrongKeyType, match=key):
-            await store.produce_one(TOPIC, new("m3"), producer="p1", call="c1")
-
-
-@pytest.mark.parametrize("key", ["orders:wake", "topics", "counters", "orders:pending:high"])
-async def test_what_the_message_does_not_need_cannot_stop_it(store: Store, redis: Redis, key: str) -> None:
-    await spoil(redis, key)
-    assert await store.produce_one(TOPIC, new("m1")) is Stored.STORED
-    assert await read_state(redis, tools=True) == {
-        "payload": {"m1": "body of m1", "m1:queue": "orders"},
-        "all_expire_monitor": {"m1": inf},
-        "orders:pending": ["m1"],
-        "orders:wake": ["1"],
-        "topics": {"orders"},
-        "counters": {"orders:produced": "1"},
-    } | {key: "something else"}
-
-
-async def test_a_server_without_memory_refuses_cleanly(store: Store, redis: Redis) -> None:
-    async with unchanged(redis), out_of_memory(redis):
-        with pytest.raises(OutOfMemory, match="maxmemory"):
-            await store.produce_one(TOPIC, new("m1"), producer="p1", call="c1")
-    assert await store.produce_one(TOPIC, new("m1"), producer="p1", call="c1") is Stored.STORED
