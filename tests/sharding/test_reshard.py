@@ -367,6 +367,40 @@ async def test_what_still_runs_of_a_shard_that_is_gone_ends_quietly(
     assert not events(caplog, "runner.failed")
 
 
+async def test_a_list_goes_on_where_it_was_when_a_reshard_begins(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    stored = await mq.produce_many("t", range(40))
+    first = await mq.list("t", state="pending", limit=5)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    ids, following = [each.id for each in first.messages], first.next
+    while following is not None:
+        page = await mq.list("t", state="pending", limit=5, after=following)
+        ids += [each.id for each in page.messages]
+        following = page.next
+    assert Counter(ids) == Counter(map(str, stored))
+    going.cancel()
+    await asyncio.wait([going])
+
+
+async def test_what_another_program_wrote_into_the_dlq_is_not_moved(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """It has no id; the audit takes it out, and the reshard goes on."""
+    mq = make_queue(shards=2)
+    await mq.open()
+    await redis.zadd("mx-rmq:{q:0}:dlq", {b"\xff": 1})
+    await redis.hset("mx-rmq:{q:0}:dlq_payload", b"\xff", b"?")
+    seen: list[Resharding] = []
+    going = asyncio.create_task(mq.reshard(3, progress=seen.append))
+    await eventually(lambda: len(seen) > 2)
+    assert (seen[-1].dead, seen[-1].moved) == (1, 0)
+    assert not await command(redis, "KEYS", "mx-rmq:{q:1*dlq*")
+    await mq.audit(repair=True)
+    await going
+
+
 async def test_what_an_export_has_goes_to_the_new_shards(make_queue: MakeQueue) -> None:
     mq, other = make_queue(shards=2), make_queue(shards=2)
     working(mq)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.message import Lane
     from mx_rmq.operating.messages import Asked, MessageFacts
+    from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.shards import Shards
 
 _CHUNK: Final = 500
@@ -76,7 +77,7 @@ async def list_messages(
     check_whole("limit", limit, 1, BATCH)
     await shards.now()
     of = _List(topic, state, reverse)
-    number, place = _begin(len(shards), of, after)
+    number, place = _begin([_name(shard) for shard in shards], of, after)
     if state == "dead":
         letters = DeadLetters(shards)
         after = place or await _before_dead(letters, of)
@@ -85,28 +86,34 @@ async def list_messages(
         return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
     facts: list[MessageFacts] = []
     read_at = 0.0
-    for at, shard in list(enumerate(shards))[number:]:
+    for shard in shards[number:]:
         if len(facts) == limit:
-            return MessagePage(facts, f"{of.name},{at},", read_at)
+            return MessagePage(facts, f"{of.name},{_name(shard)},", read_at)
         queries = Queries(shard.operating)
         with shard.naming():
             read_at = read_at or await queries.time()
             rows, end = await _rows(queries, of, limit - len(facts), place)
             facts += await _facts(queries, rows)
         if end is not None:
-            return MessagePage(facts, f"{of.name},{at},{end}", read_at)
+            return MessagePage(facts, f"{of.name},{_name(shard)},{end}", read_at)
         place = ""
     return MessagePage(facts, None, read_at)
 
 
-def _begin(shards: int, of: _List, after: str | None) -> tuple[int, str]:
-    """The shard and the place at which a page begins."""
+def _name(shard: Shard) -> str:
+    """How a place names its shard: by its name, because a reshard changes the order."""
+    return shard.name or "0"
+
+
+def _begin(shards: Sequence[str], of: _List, after: str | None) -> tuple[int, str]:
+    """The number of the shard, and the place on it, at which a page begins."""
     if after is None:
         return 0, ""
     try:
-        name, number, place = after.split(",", 2)
-        if name != of.name or not 0 <= _number(number) < shards:
+        name, shard, place = after.split(",", 2)
+        if name != of.name:
             raise ValueError
+        number = 0 if of.state == "dead" else shards.index(shard)  # a place among the dead is of all shards
         match of.state:
             case _ if not place:  # the beginning of a shard
                 pass
@@ -116,7 +123,7 @@ def _begin(shards: int, of: _List, after: str | None) -> tuple[int, str]:
                 delayed_place(place)
             case "running" | "held" | "processing":
                 _lease_place(place)
-        return int(number), place
+        return number, place
     except (AttributeError, ValueError):
         way = " in reverse" if of.reverse else ""
         raise refusal("after", f"the next of an earlier page of {of.state} messages{way}", after) from None

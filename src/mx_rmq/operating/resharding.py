@@ -13,7 +13,7 @@ from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from mx_rmq.checks import check_whole
+from mx_rmq.checks import check_whole, is_label
 from mx_rmq.errors import ConfigError, ServerUnavailable
 from mx_rmq.limits import BATCH, MOST_SHARDS
 from mx_rmq.operating.dlq_reader import Filter, Walk
@@ -255,7 +255,8 @@ async def _move_dead(shards: Shards, old: Shard) -> int:
     """
     moved = 0
     with Walk(old.operating, Filter()) as walk:
-        while rows := await walk.next(_AT_ONCE):
+        while found := await walk.next(_AT_ONCE):
+            rows = [row for row in found if is_label(row.id)]  # others are for the audit
             homes: dict[Shard, list[DeadRow]] = defaultdict(list)
             for row in rows:
                 homes[_home(shards, row)].append(row)
