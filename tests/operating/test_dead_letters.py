@@ -19,10 +19,10 @@ from mx_rmq import (
     UnknownTopic,
     UnreadableMessage,
 )
-from mx_rmq.message import Death, encode_death
-from mx_rmq.storage.contract import NewMessage
+from mx_rmq.message import Death, encode_death, encode_message
+from mx_rmq.storage.contract import NewMessage, Restore
 from tests.harness import command, read_state
-from tests.words import PREFIX, bury, claim, eventually, in_order, store_of, unchanged
+from tests.words import PREFIX, bury, claim, eventually, in_order, message, store_of, unchanged
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -120,6 +120,27 @@ async def test_a_function_says_which_are_meant(queue: RedisMessageQueue, redis: 
     assert await queue.dlq.replay_all(matching=lambda letter: letter.id == "d") == 1
     assert await queue.dlq.purge(matching=late) == 2
     assert await ids_of(queue) == ["b", "a"]
+
+
+@pytest.mark.parametrize("oldest", [False, True])
+async def test_a_page_goes_on_where_a_message_was_that_died_again(
+    queue: RedisMessageQueue, redis: Redis, oldest: bool
+) -> None:
+    """It is among the latest now; the page is found at once all the same, not by all that died between."""
+    ids = [f"m{n:04}" for n in range(5000)]
+    step, died, body = 1 if oldest else -1, encode_death(Death(reason="failed")), encode_message(message())
+    letters = [Restore(id_, "t", 1e6 + step * n, body, died) for n, id_ in enumerate(ids)]
+    for start in range(0, 5000, 1000):
+        await store_of(redis).restore(letters[start : start + 1000])
+    page = await queue.dlq.list(limit=4000, oldest=oldest)
+    last = page.letters[-1].id
+    assert last == "m3999"
+    await command(redis, "ZADD", f"{PREFIX}dlq", 1 if oldest else 2e9, last)
+    before = (await command(redis, "INFO", "stats"))["total_commands_processed"]
+    page = await queue.dlq.list(limit=10, oldest=oldest, after=page.next)
+    after = (await command(redis, "INFO", "stats"))["total_commands_processed"]
+    assert [letter.id for letter in page.letters] == ids[4000:4010]
+    assert after - before < 150  # 370 reads of eleven messages would lead there
 
 
 async def test_a_search_looks_at_so_many_and_says_where_to_go_on(

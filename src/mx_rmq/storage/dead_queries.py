@@ -51,16 +51,18 @@ class DeadQueries:
     async def marks(self, after: Mark | None, count: int, *, latest: bool = False) -> list[Mark]:
         """Up to *count* messages behind a place in the DLQ, the first death first, or the latest.
 
-        The message at that place may be gone.
+        The message at that place may be gone, or may have died again since, and be at another place.
         """
         start = 0
         if after is not None:
             died = after.died_ms.decode()
-            rank, others = await asyncio.gather(
+            rank, died_ms, others = await asyncio.gather(
                 self._read("ZREVRANK" if latest else "ZRANK", "dlq", after.id),
+                self._read("ZSCORE", "dlq", after.id),
                 self._read("ZCOUNT", "dlq", *(f"({died}", "+inf") if latest else ("-inf", f"({died}")),
             )
-            start = others if rank is None else rank + 1
+            is_there = rank is not None and died_ms is not None and float(died_ms) == float(died)
+            start = rank + 1 if is_there else others
         order = ("REV", "WITHSCORES") if latest else ("WITHSCORES",)
         while True:
             rows = await self._read("ZRANGE", "dlq", start, start + count - 1, *order)
