@@ -48,12 +48,12 @@ local function produced_at(body)
 end
 
 -- The body of the first entry that a claim would deliver, if that is among the first 100.
-local function first_of(topic, list, processing, has_stale)
+local function first_of(topic, list, has_stale)
   if not has_stale then
     local id = redis.call('LINDEX', list, -1)
     return redis.call('HGET', payload, id)
   end
-  local ids = redis.call('LRANGE', list, -100, -1)
+  local ids, processing = redis.call('LRANGE', list, -100, -1), prefix .. topic .. ':processing'
   for n = #ids, 1, -1 do
     local id = ids[n]
     local ours = redis.call('HGET', payload, id .. ':queue') == topic and redis.call('ZSCORE', monitor, id)
@@ -63,10 +63,11 @@ local function first_of(topic, list, processing, has_stale)
 end
 
 local entries, oldest
-local function look(topic, list, processing, has_stale)
+local function look(topic, lane, has_stale)
+  local list = prefix .. topic .. suffixes[lane]
   local count = number(redis.pcall('LLEN', list))
   if count > 0 then
-    local first = produced_at(first_of(topic, list, processing, has_stale))
+    local first = produced_at(first_of(topic, list, has_stale))
     if first and (not oldest or tonumber(first) < tonumber(oldest)) then oldest = first end
   end
   entries = entries + count
@@ -86,15 +87,14 @@ for _, topic in ipairs(batch(3, 1)) do
     end
   end
 
-  local key = prefix .. topic
-  local processing, leases = key .. ':processing', 0
+  local leases = 0
   entries, oldest = 0, false
-  look(topic, key .. suffixes[usual], processing, counted[stale])
+  look(topic, usual, counted[stale])
   if entries ~= expected then  -- else all its messages are there, and the other places are empty
     for n = 1, #lanes do
-      if lanes[n] ~= usual then look(topic, key .. suffixes[lanes[n]], processing, counted[stale]) end
+      if lanes[n] ~= usual then look(topic, lanes[n], counted[stale]) end
     end
-    leases = number(redis.pcall('HLEN', processing))
+    leases = number(redis.pcall('HLEN', prefix .. topic .. ':processing'))
   end
 
   cells[size + 1], cells[size + 2], cells[size + 3], cells[size + 4] = entries, leases, oldest, last
