@@ -36,6 +36,8 @@ class Crowd:
     """The pending message of ``orders`` with as many before it as behind it."""
     half: int
     """How many are before it."""
+    letter: str
+    """The place of the dead message with as many before it as behind it, as addresses have it."""
     loaded_at: float
 
 
@@ -63,10 +65,15 @@ async def crowd(bench: Bench, scale: float) -> AsyncIterator[Crowd]:
         await begun.acquire()
         running = await mq.list("slow", state="running", limit=1)
         ids |= {"running": running.messages[0].id, "done": quick}
-        middle = await bench.store.commands.execute_command(
-            "LINDEX", bench.store.keys.of_topic("orders", "pending"), -half
+        store = bench.store
+        middle = await store.commands.execute_command(
+            "LINDEX", store.keys.of_topic("orders", "pending"), -half
         )
-        yield Crowd(ids, middle.decode(), half, time.time())
+        rank = round(DEAD * scale / 2)
+        letter, died = await store.commands.execute_command(
+            "ZRANGE", store.keys.of_queue("dlq"), rank, rank, "WITHSCORES"
+        )
+        yield Crowd(ids, middle.decode(), half, f"0,{died.decode()},{letter.decode()}", time.time())
 
 
 async def _fill(bench: Bench, scale: float) -> tuple[dict[str, str], int]:

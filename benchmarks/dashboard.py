@@ -23,7 +23,7 @@ LOOKS = 5
 """How often each page is loaded, in turns with the others."""
 MANY_TOPICS = 100
 TABS = 50
-LASTS = 30.0
+LASTS = 20.0
 """Seconds for which the cost of open tabs is measured."""
 DASHBOARDS = 5
 BACKLOG = 200_000
@@ -87,19 +87,19 @@ async def addresses(bench: Bench, browser: Browser, whole: Crowd) -> dict[str, s
             found[f"{name}, next page"] = following
     # Cursors of pages in the middle, as a person has them who went on for long.
     half, due = whole.half, (whole.loaded_at + 3600 + DAY / 2) * 1000
-    died = (whole.loaded_at - DAY / 4 - DAY / 8) * 1000
-    of_all = (letters.next or "").partition(",")[0]
     far = {
         "pending": f"pending,0,normal,{half},{whole.middle}",
         "delayed": f"delayed,0,{due:.0f},0",
-        "dead": f"dead,0,{of_all},{died:.0f},{letters.letters[0].id}",
+        "dead": f"dead,0,{whole.letter}",
     }
     for state, after in far.items():
         found[f"topic, {state}, far"] = link("topic", name="orders", state=state, after=after)
     found["topic, pending, reverse order, far"] = link(
         "topic", name="orders", state="pending", order="reverse", after=f"-{far['pending']}"
     )
-    found["dead letters, far"] = link("dlq", group=largest.id, after=far["dead"].split(",", 2)[2])
+    found["dead letters, far"] = link("dlq", group=largest.id, after=whole.letter)
+    again = f"{whole.letter.rpartition(',')[0]},{letters.letters[0].id}"
+    found["dead letters, far, after one that died again"] = link("dlq", group=largest.id, after=again)
     found["scheduled, far"] = link("scheduled", after=f"due,{due:.0f},0")
     return found
 
