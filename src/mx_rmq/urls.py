@@ -44,6 +44,7 @@ _FORMS: Final[dict[Kind, str]] = {
     "embedded": "embedded:// or embedded:///absolute/path",
     "embedded cluster": "embedded+cluster://",
 }
+_UNIX_FORM: Final = "unix:///absolute/path?db=number"
 
 # Parameters have the names that redis-py gives them.
 TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -181,9 +182,10 @@ def shown_url(url: str) -> str:
     return f"{scheme}://{'***@' if hidden else ''}{place}"
 
 
-def unreadable(kind: Kind) -> ConfigError:
+def unreadable(kind: Kind, scheme: str = "") -> ConfigError:
     """The error for a URL that cannot be read."""
-    what = f"the server's URL cannot be read; write {_FORMS[kind]}"
+    form = _UNIX_FORM if scheme == "unix" else _FORMS[kind]
+    what = f"the server's URL cannot be read; write {form}"
     if kind in ("embedded", "embedded cluster"):
         return ConfigError(what)
     return ConfigError(f"{what}, with special characters in the password as %XX")
@@ -194,9 +196,11 @@ def unreadable(kind: Kind) -> ConfigError:
 
 def _read_one(url: str, given: dict[str, str]) -> ServerUrl:
     """Read ``redis://``, ``rediss://`` or ``unix://``."""
+    _refuse_several_hosts(url)
     try:
         parts = urlsplit(url)
-    except ValueError:  # half of an IPv6 address
+        _ = parts.port
+    except ValueError:  # half of an IPv6 address, or a port that is no number
         raise unreadable("server") from None
     database = parts.path[1:]
     if parts.scheme != "unix" and "@" not in url and _WORD.fullmatch(database) and not database.isdecimal():
@@ -205,13 +209,10 @@ def _read_one(url: str, given: dict[str, str]) -> ServerUrl:
             f"to give the queue a name, pass name={database!r}"
         )
     if not _is_plain(url):
-        raise unreadable("server")
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    _check_parameters("server", parts.scheme, said)
-    if parts.netloc.rpartition("@")[0]:
-        user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-        said |= {"username": user} if user else {}
-        said |= {"password": password} if password else {}
+        raise unreadable("server", parts.scheme)
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    database = "" if parts.scheme == "unix" else database
+    said = _said("server", parts.scheme, parts.query, username=user, password=password, db=database)
     _check_options("server", parts.scheme, given, said)
     return ServerUrl("server", url, settings=given)
 
@@ -226,9 +227,21 @@ def _is_plain(url: str) -> bool:
     if "#" in url or not all(_PARAMETER.match(each) for each in parts.query.split("&") if each):
         return False
     if parts.scheme == "unix":
-        return not parts.netloc or parts.netloc.endswith("@")
+        return parts.path not in ("", "/") and (not parts.netloc or parts.netloc.endswith("@"))
     database = parts.path.replace("/", "")
     return not database or database.isdecimal()
+
+
+def _refuse_several_hosts(url: str) -> None:
+    """Refuse the hosts of a cluster or of sentinels in the URL of one server."""
+    scheme, _, rest = url.partition("://")
+    hosts = rest.partition("?")[0].rpartition("@")[2].partition("/")[0]
+    if scheme == "unix" or "," not in hosts or shown_url(f"redis+cluster://{rest}").endswith("***"):
+        return
+    raise ConfigError(
+        f"{scheme}:// leads to one server, but the URL has several hosts; write {scheme}+cluster:// for a "
+        f"cluster, or {scheme}+sentinel://host,host/name for Sentinel"
+    )
 
 
 # -- several hosts: read here, since redis-py knows no such URL
@@ -238,18 +251,14 @@ def _read_many(kind: Literal["sentinel", "cluster"], url: str, given: dict[str, 
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     hosts, _, path = rest.partition("/")
-    user, has_user, hosts = hosts.rpartition("@")
+    user, _, hosts = hosts.rpartition("@")
     # An "@" elsewhere, or a second one, is from a password that is not escaped.
     escaped = "@" not in user + path + query and "#" not in url
     if not escaped or not all(_PARAMETER.match(each) for each in query.split("&") if each):
         raise unreadable(kind)
     nodes = _nodes(kind, hosts)
-    said = dict(parse_qsl(query, keep_blank_values=True))
-    _check_parameters(kind, scheme, said)
     name, _, secret = user.partition(":")
-    if has_user:
-        said |= {"username": unquote(name)} if name else {}
-        said |= {"password": unquote(secret)} if secret else {}
+    said = _said(kind, scheme, query, username=unquote(name), password=unquote(secret))
     _check_options(kind, scheme, given, said)
     service, database = _path(kind, path, said.pop("db", ""))
     said |= given
@@ -303,6 +312,8 @@ def _path(kind: Kind, path: str, db: str) -> tuple[str, int]:
             raise unreadable(kind)
     if len(parts) > 1 or (parts and parts[0] and not parts[0].isdecimal()):
         raise unreadable(kind)
+    if db and parts and parts[0]:
+        raise _twice("db")
     database = db or (parts[0] if parts else "") or "0"
     if not database.isdecimal():
         raise ConfigError("db in the server's URL must be a number")
@@ -312,6 +323,26 @@ def _path(kind: Kind, path: str, db: str) -> tuple[str, int]:
 
 
 # -- parameters and options
+
+
+def _said(kind: Kind, scheme: str, query: str, **before: str) -> dict[str, str]:
+    """The parameters of a URL, and what stands before them under the same names.
+
+    Raises:
+        ConfigError: a parameter is not known or does not belong here, or something is said twice.
+    """
+    pairs = parse_qsl(query, keep_blank_values=True)
+    said = dict(pairs)
+    _check_parameters(kind, scheme, said)
+    stands = {name: value for name, value in before.items() if value}
+    names = [*stands, *(name for name, _ in pairs)]
+    if len(set(names)) < len(names):
+        raise _twice(next(name for name in names if names.count(name) > 1))
+    return said | stands
+
+
+def _twice(name: str) -> ConfigError:
+    return ConfigError(f"{name} stands twice in the server's URL; give it once")
 
 
 def _check_parameters(kind: Kind, scheme: str, said: Mapping[str, str]) -> None:

@@ -676,6 +676,33 @@ def test_host_names_are_checked_by_every_version_of_redis_py(kind: type[Any]) ->
     assert checks("redis://host") is None
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("ssl_ca_certs={none}", "ssl_ca_certs must be a file that can be read, got"),
+        ("ssl_ca_certs={text}", "ssl_ca_certs must be a file with certificates in PEM form"),
+        ("ssl_ca_data=text", "ssl_ca_data such certificates"),
+        ("ssl_certfile={none}", "ssl_certfile must be a file that can be read, got"),
+        ("ssl_certfile={text}", "ssl_certfile and ssl_keyfile must be a certificate and its key in PEM form"),
+        ("ssl_certfile={certificate}&ssl_keyfile={none}", "ssl_keyfile must be a file that can be read, got"),
+        ("ssl_certfile={certificate}", "must be a certificate and its key"),
+    ],
+)
+async def test_a_certificate_that_cannot_be_read_is_not_a_lost_server(
+    tls: Tls, ping: Callable[[str], Awaitable[bytes]], tmp_path: Path, options: str, said: str
+) -> None:
+    """It is refused at once, and the error names the option."""
+    (tmp_path / "text").write_text("text")
+    files = {"none": tmp_path / "none", "text": tmp_path / "text", "certificate": tls.certificate}
+    with pytest.raises(ConfigError, match=said):
+        await ping(f"{tls.url}?{options.format(**files)}")
+
+
+def test_the_option_with_a_wrong_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="socket_timeout in the server's URL has a value that it cannot"):
+        Connection("redis://user:hidden@localhost?socket_timeout=soon", timeout=5)
+
+
 async def test_tls_to_a_plain_server_is_refused_cleanly(tcp: str) -> None:
     """Waiting would not help, and the error says what would."""
     link = Connection(tcp.replace("redis://", "rediss://"), timeout=2)

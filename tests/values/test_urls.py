@@ -125,6 +125,22 @@ def test_parameters_go_to_the_servers_and_those_of_tls_to_the_sentinels_too() ->
         ("redis+cluster://a@b@host", "cannot be read"),
         ("embedded+cluster:///tmp/x", "has no path and no options"),
         ("redis+other://host", "url must begin with redis://"),
+        (
+            "redis://a:1,b:2",
+            "redis:// leads to one server, but the URL has several hosts; write redis+cluster",
+        ),
+        (
+            "rediss://user:x@a,b/0",
+            "write rediss+cluster:// for a cluster, or rediss+sentinel://host,host/name",
+        ),
+        ("redis://host:port", "cannot be read; write redis://user:password@host:port"),
+        ("unix://", "cannot be read; write unix:///absolute/path?db=number"),
+        ("unix://run/x", "cannot be read; write unix:///absolute/path?db=number"),
+        ("redis://:x@host?password=y", "password stands twice in the server's URL; give it once"),
+        ("redis+cluster://user@host?username=y", "username stands twice"),
+        ("redis://host?password=x&password=y", "password stands twice"),
+        ("redis://host/1?db=2", "db stands twice"),
+        ("redis+sentinel://host/m/1?db=1", "db stands twice"),
     ],
 )
 def test_what_cannot_be_used_says_what_to_write(url: str, said: str) -> None:

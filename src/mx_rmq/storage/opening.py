@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,10 +12,10 @@ from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from mx_rmq.errors import ConfigError, ServerRefused, ServerUnavailable
-from mx_rmq.urls import read_url, unreadable
+from mx_rmq.urls import TLS_FILES, read_url, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 RedisPool = TypeVar("RedisPool", ConnectionPool, AsyncConnectionPool)
 
@@ -24,6 +25,8 @@ NOT_TLS: Final = (
 NO_SERVER: Final = "no server listens there"
 _OTHER_HOST: Final = (62, 64)
 """OpenSSL's numbers for a host name and for an address that the certificate does not have."""
+_INVALID: Final = re.compile(r"Invalid value for [`'](\w+)[`']")
+"""How redis-py names a parameter of a URL whose value it cannot read."""
 _ADDRESS: Final = re.compile(r"connecting to (.+?)\.(?: |$)")
 """Where redis-py says the address of a server that it could not reach."""
 
@@ -46,7 +49,9 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
     read_url(url)
     try:
         pool = kind.from_url(url)
-    except ValueError:
+    except ValueError as error:
+        if name := _INVALID.match(str(error)):
+            raise ConfigError(f"{name[1]} in the server's URL has a value that it cannot have") from None
         raise unreadable("server") from None
     options = pool.connection_kwargs
     if url.startswith("rediss:") and options.get("ssl_cert_reqs", "required") != "none":
@@ -57,7 +62,29 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
         pool.connection_class(**options)
     except (TypeError, ValueError, RedisError) as error:
         raise ConfigError(f"an option in the server's URL is wrong: {error}") from None
+    if url.startswith("rediss:"):
+        _check_files(options)
     return pool
+
+
+def _check_files(options: Mapping[str, Any]) -> None:
+    """Refuse certificates and keys that cannot be read: redis-py would say so as if no server were there."""
+    for name in TLS_FILES:
+        if (file := options.get(name)) and not os.access(file, os.R_OK):
+            raise ConfigError(f"{name} must be a file that can be read, got {str(file)!r}")
+    authority, texts = options.get("ssl_ca_certs"), options.get("ssl_ca_data")
+    file, key = options.get("ssl_certfile"), options.get("ssl_keyfile")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    what = "ssl_ca_certs must be a file with certificates in PEM form, and ssl_ca_data such certificates"
+    try:
+        if authority or texts:
+            context.load_verify_locations(authority, cadata=texts)
+        what = "ssl_certfile and ssl_keyfile must be a certificate and its key in PEM form"
+        if file:
+            # Without a password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(file, key, options.get("ssl_password") or "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what}: {error!s:.200}") from None
 
 
 def no_connection(error: Exception) -> ServerRefused | ServerUnavailable:
