@@ -64,6 +64,10 @@ async def test_without_auth_this_computer_is_answered(browse: Callable[..., Brow
         {"base_url": "http://evil.example"},
         {"headers": {"x-forwarded-for": "10.0.0.7"}},
         {"headers": {"forwarded": "for=10.0.0.7"}},
+        {"headers": {"x-forwarded-proto": "https"}},
+        {"headers": {"via": "1.1 proxy"}},
+        {"headers": {"host": "["}},
+        {"headers": {"host": ""}},
         {"client": ("testclient", 1)},
     ],
     ids=lambda each: str(*each),
@@ -155,6 +159,15 @@ async def test_the_application_says_who_comes_and_what_they_may(mq: RedisMessage
     assert "anna, may only look" in found["anna"].text
 
 
+@pytest.mark.parametrize("found", [False, 0, "", {}, True, object()])
+async def test_what_is_no_user_is_not_let_in(mq: RedisMessageQueue, found: object) -> None:
+    """A function that only says whether someone may come does not open the door to those who may not."""
+    page = await Browser(mq.dashboard(auth=lambda _: found), client=("10.0.0.7", 1)).get("/")
+    assert page.status_code == (400 if found else 401)
+    if found:
+        assert "what auth returns must be a WebUser, a name, None or a response" in page.text
+
+
 # -- what changes something
 
 
@@ -191,7 +204,7 @@ async def test_a_change_needs_the_token_of_the_session(mq: RedisMessageQueue) ->
     assert await mq.trail() == []
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080", None])
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:8080", "http://[", None])
 async def test_a_change_comes_from_the_same_origin(mq: RedisMessageQueue, origin: str | None) -> None:
     await mq.produce("orders", 1)
     browser = dashboard(mq)

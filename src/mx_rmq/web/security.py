@@ -50,7 +50,8 @@ _MOST_FAILURES: Final = 10
 """Wrong tokens and passwords in a minute, after which all are refused for a while."""
 _OPEN: Final = ("/static/", "/login")
 """Paths that are answered before authentication."""
-_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDED: Final = ("forwarded", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-", "via")
+"""How headers begin that a proxy adds."""
 
 HEADERS: Final = {
     # <base> makes links work under any prefix; a form or a script of another site never fits 'self'.
@@ -144,9 +145,13 @@ class Doorkeeper:
                 found = await found
             if isinstance(found, Response):
                 return found
-            if found is None:
+            if not found:  # also False: the answer of a function that only says whether
                 raise Refused(401, "the application does not know you")
-            user = found if isinstance(found, WebUser) else WebUser(str(found))
+            if not isinstance(found, WebUser | str):
+                # The name of any other object would let a stranger in, under a name that the object happens
+                # to have.
+                raise refusal("what auth returns", "a WebUser, a name, None or a response", found)
+            user = WebUser(found) if isinstance(found, str) else found
             return WebUser(user.name, tuple(right for right in self._rights if right in user.may))
         if self.token:
             self._check_token(request)
@@ -249,7 +254,7 @@ def check_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin") or request.headers.get("referer")
     # Only the host is compared: behind a proxy the scheme may differ.
-    is_own = origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    is_own = origin is not None and _netloc(origin) == request.headers.get("host", "").lower()
     if not is_own or site not in (None, "same-origin"):
         raise Refused(403, f"a change must come from a page of the dashboard, not from {origin or 'nowhere'}")
 
@@ -261,15 +266,31 @@ def _check_loopback(request: Request) -> None:
         Refused: says what to configure.
     """
     client = request.client.host if request.client else ""
-    host = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
+    host = _hostname(request.headers.get("host", ""))
     local = host == "localhost" or host.endswith(".localhost") or _is_loopback(host)
-    forwarded = any(name in request.headers for name in _FORWARDED)
+    forwarded = any(name.startswith(_FORWARDED) for name in request.headers)
     if not _is_loopback(client) or not local or forwarded:
         raise Refused(
             403,
             "without auth the dashboard answers only on this computer: give dashboard(auth=…) a token or a "
             f"function, or set {USERS}=name:password",
         )
+
+
+def _netloc(url: str) -> str:
+    """The host and the port of an address, empty if it is none."""
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _hostname(host: str) -> str:
+    """The name in a header ``Host``, empty if it is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -342,7 +363,7 @@ class Guard:
                 return
             if "look" not in user.may:
                 raise Refused(403, f"{user.name} may not look at the dashboard")
-        except (Refused, HTTPException) as refused:
+        except (Refused, HTTPException, ConfigError) as refused:
             is_unknown = isinstance(refused, Refused) and refused.status == 401
             if is_unknown and self._keeper.token and "text/html" in _accept(request):
                 response: Response = RedirectResponse(f"{scope.get('root_path', '')}/login", 303)
