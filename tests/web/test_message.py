@@ -12,6 +12,7 @@ import pytest
 from mx_rmq import Retry
 from mx_rmq.message import Death
 from mx_rmq.storage.contract import NewMessage
+from mx_rmq.web.redaction import HIDDEN
 from tests.web.test_dead_letters import death, die, first, opened, send, text_of
 from tests.words import ONE_SERVER, bury, eventually, store_of
 
@@ -149,6 +150,22 @@ async def test_a_message_is_edited_with_a_preview_and_replayed(
     await eventually(lambda: seen)
     assert seen == [{"amount": "12", "id": 9007199254740993, "mail": "a@example.org"}]
     assert [(act.what, act.target, act.count) for act in await mq.trail()] == [("edit and replay", id_, 1)]
+
+
+async def test_an_edit_that_would_lose_a_hidden_value_is_refused(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
+) -> None:
+    """The sign in its place would become the value."""
+    (id_,) = await die(mq, redis, "orders", [{"mail": "a@example.org"}])
+    died = repr((await mq.dlq.get(id_)).died_at)
+    browser = opened(redact=["mail"])
+    for path in ("/message/edit/preview", "/message/edit"):
+        fields = {"id": id_, "died": died, "payload": json.dumps({"to": HIDDEN})}
+        answer = await send(browser, path, fields)
+        assert answer.status_code == 400
+        assert "at to it is not certain which hidden value" in text_of(answer.text)
+        assert "not JSON" not in answer.text
+    assert (await mq.dlq.get(id_)).payload == {"mail": "a@example.org"}
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "NaN", "[1,]", '{"a":1} x', "1" * 2_000_000, "[" * 100_000])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mx_rmq.web.charts import Line, chart, nice_ceiling, sparkline
-from mx_rmq.web.redaction import HIDDEN, Redactor
+from mx_rmq.web.redaction import HIDDEN, Redactor, Uncertain
 from mx_rmq.web.words import cut, link, shown
 
 
@@ -64,6 +64,42 @@ def test_an_edited_payload_keeps_what_its_editor_did_not_see() -> None:
     redact = Redactor(["password", "customer.mail"])
     edited = redact.hide(PAYLOAD)
     edited["customer"]["id"] = 8
-    edited["note"] = HIDDEN
     kept = redact.keep(edited, PAYLOAD)
-    assert kept == PAYLOAD | {"customer": {"mail": "m", "id": 8}, "note": HIDDEN}
+    assert kept == PAYLOAD | {"customer": {"mail": "m", "id": 8}}
+
+
+A, B, C = ({"name": name, "password": secret} for name, secret in (("a", "1"), ("b", "2"), ("b", "3")))
+A_SEEN, B_SEEN = ({"name": name, "password": HIDDEN} for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("edited", "original", "kept"),
+    [
+        ([B_SEEN], [A, B], [B]),
+        ([B_SEEN, A_SEEN], [A, B], [B, A]),
+        ([A_SEEN | {"name": "z"}, B_SEEN], [A, B], [A | {"name": "z"}, B]),
+        ([A_SEEN, B_SEEN, {"name": "new"}], [A, B], [A, B, {"name": "new"}]),
+        ([B_SEEN, B_SEEN], [B, C], [B, C]),
+        ({"was": HIDDEN}, {"was": HIDDEN}, {"was": HIDDEN}),
+    ],
+)
+def test_hidden_values_stay_with_what_they_belong_to(edited: Any, original: Any, kept: Any) -> None:
+    """Elements of a list may be moved, removed and added."""
+    assert Redactor(["password"]).keep(edited, original) == kept
+
+
+@pytest.mark.parametrize(
+    ("edited", "original"),
+    [
+        ([B_SEEN], [B, C]),
+        ([B_SEEN | {"name": "z"}], [A, B]),
+        ([B_SEEN | {"name": "z"}, A_SEEN], [A, B]),
+        ({"pass": HIDDEN}, {"password": "1"}),
+        ({"moved": {"password": HIDDEN}}, {"password": "1"}),
+        ([HIDDEN], {"password": "1"}),
+        (HIDDEN, {"password": "1"}),
+    ],
+)
+def test_the_sign_for_a_hidden_value_is_never_stored_in_its_place(edited: Any, original: Any) -> None:
+    with pytest.raises(Uncertain, match="not certain which hidden value"):
+        Redactor(["password"]).keep(edited, original)

@@ -13,6 +13,10 @@ HIDDEN: Final = "••• (hidden)"
 """What stands in place of a hidden value. In an edited payload it means: as it was."""
 
 
+class Uncertain(ValueError):
+    """An edited payload has ``HIDDEN`` where it is not certain which value it stands for."""
+
+
 class Redactor:
     """Hides fields by their name, at any depth, or by their path.
 
@@ -42,7 +46,11 @@ class Redactor:
         return {name: HIDDEN if self._hides((name.lower(),)) else text for name, text in headers.items()}
 
     def keep(self, edited: Any, original: Any) -> Any:
-        """An edited payload with the original values where it still has ``HIDDEN``."""
+        """An edited payload with the original values where it still has ``HIDDEN``.
+
+        Raises:
+            Uncertain: it has ``HIDDEN`` where no original value belongs for certain.
+        """
         return self._keep(edited, original, ()) if self._paths else edited
 
     def _hides(self, path: tuple[str, ...]) -> bool:
@@ -59,13 +67,38 @@ class Redactor:
         return value
 
     def _keep(self, edited: Any, original: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(edited, dict) and isinstance(original, dict):
+        if isinstance(edited, dict):
+            was = original if isinstance(original, dict) else {}
             kept = {}
             for name, item in edited.items():
                 inner = (*path, str(name).lower())
-                was_hidden = item == HIDDEN and name in original and self._hides(inner)
-                kept[name] = original[name] if was_hidden else self._keep(item, original.get(name), inner)
+                was_hidden = item == HIDDEN and name in was and self._hides(inner)
+                kept[name] = was[name] if was_hidden else self._keep(item, was.get(name), inner)
             return kept
-        if isinstance(edited, list) and isinstance(original, list) and len(edited) == len(original):
-            return [self._keep(one, other, path) for one, other in zip(edited, original, strict=True)]
+        if isinstance(edited, list):
+            return self._keep_each(edited, original if isinstance(original, list) else [], path)
+        if edited == HIDDEN and original != HIDDEN:
+            where = ".".join(path) or "the payload"
+            raise Uncertain(
+                f"at {where} it is not certain which hidden value “{HIDDEN}” stands for: leave the field and "
+                "the list that it is in as they were, or type its value"
+            )
         return edited
+
+    def _keep_each(self, edited: list[Any], original: list[Any], path: tuple[str, ...]) -> list[Any]:
+        """Elements of a list, each with the hidden values of the one that it was, wherever that was."""
+        if HIDDEN not in str(edited):
+            return edited
+        seen = [self._hide(item, path) for item in original]
+        kept = []
+        for n, item in enumerate(edited):
+            if n < len(seen) and item == seen[n] and len(edited) == len(seen):
+                was = original[n]
+            elif same := [other for other, shown in zip(original, seen, strict=True) if shown == item]:
+                # Several that look the same, with different hidden values: none of them for certain.
+                was = same[0] if all(other == same[0] for other in same) else None
+            else:
+                is_its_own = len(edited) == len(seen) and seen[n] not in edited
+                was = original[n] if is_its_own else None
+            kept.append(self._keep(item, was, path))
+        return kept

@@ -19,6 +19,7 @@ from mx_rmq.traces import place_of
 from mx_rmq.web.acts import Done, act
 from mx_rmq.web.desk import Live, Section, desk_of
 from mx_rmq.web.exact import compact, difference, indented, parsed, payload_text, written
+from mx_rmq.web.redaction import Uncertain
 from mx_rmq.web.security import Refused, visitor_of
 from mx_rmq.web.words import cut, link
 
@@ -402,7 +403,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "The payload is nested too deep."
     said = str(error)
-    return said if isinstance(error, MxRmqError) else f"This is not JSON: {said}"
+    return said if isinstance(error, MxRmqError | Uncertain) else f"This is not JSON: {said}"
 
 
 def _readable(letter: DeadLetter) -> Message:
