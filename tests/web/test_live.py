@@ -8,8 +8,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.web.app import Dashboard
-from mx_rmq.web.poller import Poller
+from mx_rmq.web.poller import MOST_FOLLOWED, MOST_PARTS, Poller
 from tests.harness import command
+from tests.web.conftest import Browser
 from tests.words import ONE_SERVER, eventually
 
 if TYPE_CHECKING:
@@ -125,3 +126,36 @@ async def test_unknown_parts_are_not_followed(mq: RedisMessageQueue) -> None:
     poller = poller_of(mq)
     assert poller.known("topics,nothing,job:7,topics") == ("topics", "job:7")
     assert len(poller.known(",".join(f"job:{n}" for n in range(100)))) == 8
+
+
+async def test_a_part_that_cannot_be_drawn_is_no_trouble_of_other_tabs(mq: RedisMessageQueue) -> None:
+    """One person with a wrong address must not make everyone's figures look late."""
+    await mq.produce("orders", 1)
+    poller = poller_of(mq)
+    async with (
+        aclosing(poller.listen(("topic:no such topic",))) as wrong,
+        aclosing(poller.listen(("topics",))) as right,
+    ):
+        assert "topic must be" in (await heard(wrong))[1]["error"]
+        for _ in range(3):
+            assert "error" not in (await heard(right))[1]
+
+
+async def test_what_tabs_follow_is_bounded(mq: RedisMessageQueue) -> None:
+    dashboard = Dashboard(mq)
+    poller = dashboard.poller
+    browser = Browser(dashboard)
+    streams = []
+    try:
+        for n in range(0, MOST_FOLLOWED, MOST_PARTS):
+            streams.append(poller.listen(tuple(f"message:m{n + k}" for k in range(MOST_PARTS))))
+            await anext(streams[-1])
+        assert poller.has_room(("message:m1",))
+        answer = await browser.get("/live?parts=message:other")
+        assert answer.status_code == 503
+        assert "too many tabs" in answer.text
+    finally:
+        for stream in streams:
+            await stream.aclose()
+        dashboard.close()
+    assert poller.has_room(("message:other",))

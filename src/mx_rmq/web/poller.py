@@ -23,6 +23,9 @@ EVERY: Final = 2.0
 """Seconds between two turns."""
 MOST_PARTS: Final = 8
 """Parts that one tab may follow."""
+MOST_FOLLOWED: Final = 200
+"""Different parts that all tabs together may follow; each is drawn in every turn."""
+MOST_TABS: Final = 500
 _LASTS: Final = 20.0
 """Seconds of one answer. Browsers then ask again, so a server that stops does not wait for open tabs long."""
 
@@ -42,7 +45,9 @@ class Poller:
         self._turn = 0
         self._followed: Counter[str] = Counter()
         self._parts: dict[str, _Part] = {}
-        self._error = ""
+        self._tabs = 0
+        self._errors: dict[str, str] = {}
+        """Why a part could not be drawn in this turn. Tabs that do not follow it are not told."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._said: dict[tuple[tuple[str, ...], int], str] = {}
@@ -62,6 +67,10 @@ class Poller:
         names = [name for name in wanted[:2000].split(",") if name.partition(":")[0] in self._desk.live]
         return tuple(dict.fromkeys(names))[:MOST_PARTS]
 
+    def has_room(self, parts: tuple[str, ...]) -> bool:
+        """Whether one more tab may follow these parts."""
+        return self._tabs < MOST_TABS and len({*self._followed, *parts}) <= MOST_FOLLOWED
+
     async def listen(self, parts: tuple[str, ...], last_id: str = "") -> AsyncGenerator[str, None]:
         """Events as ``text/event-stream`` has them, for a few seconds.
 
@@ -70,16 +79,17 @@ class Poller:
             last_id: of the last event that it heard; empty for none.
         """
         boot, _, turn = last_id.partition("-")
-        heard = int(turn) if boot == self._boot and turn.isdigit() else -1
+        heard = int(turn) if boot == self._boot and turn.isdecimal() and len(turn) < 20 else -1
         until = time.monotonic() + _LASTS
         self._followed.update(parts)
+        self._tabs += 1
         if not self.is_polling:
             self._task = asyncio.create_task(self._poll())
         try:
             yield "retry: 1000\n\n"
             while (left := until - time.monotonic()) > 0:
                 changed = self._changed
-                if self._turn > heard and all(part in self._parts or self._error for part in parts):
+                if self._turn > heard and all(part in self._parts or part in self._errors for part in parts):
                     yield f"id: {self._boot}-{self._turn}\ndata: {self._since(parts, heard)}\n\n"
                     heard = self._turn
                     continue
@@ -91,6 +101,7 @@ class Poller:
         finally:
             self._followed.subtract(parts)
             self._followed = +self._followed
+            self._tabs -= 1
 
     def stop(self) -> None:
         """Stop polling."""
@@ -110,20 +121,20 @@ class Poller:
     async def _look(self) -> None:
         """One turn: render what is followed; an error is told, and what was known stays on the pages."""
         self._parts = {name: part for name, part in self._parts.items() if name in self._followed}
-        error = ""
+        errors: dict[str, str] = {}
         for name in list(self._followed):
             kind, _, argument = name.partition(":")
             try:
                 live = await self._desk.live[kind](self._desk, argument)
             except (MxRmqError, ResponseError, OSError) as failure:
-                error = str(failure)
+                errors[name] = str(failure)
                 continue
             except Exception:  # a bug of ours in one part must not leave the other parts without figures
                 logging.getLogger("mx_rmq").exception("the dashboard could not draw %r", name)
-                error = "a part of this page could not be drawn; see the log of the dashboard"
+                errors[name] = "a part of this page could not be drawn; see the log of the dashboard"
                 continue
             self._parts.setdefault(name, _Part()).take(live, self._turn + 1)
-        self._error = error
+        self._errors = errors
 
     def _since(self, parts: tuple[str, ...], heard: int) -> str:
         """What has changed since a turn, as JSON; tabs that follow the same share it."""
@@ -135,8 +146,8 @@ class Poller:
                 if name in self._parts:
                     self._parts[name].tell(heard, html, order)
             event: dict[str, Any] = {"html": html, "order": order}
-            if self._error:
-                event["error"] = self._error
+            if error := next((self._errors[name] for name in parts if name in self._errors), ""):
+                event["error"] = error
             self._said[key] = json.dumps(event)
         return self._said[key]
 

@@ -23,6 +23,8 @@ async def live(request: Request) -> Response:
     parts = poller.known(request.query_params.get("parts", ""))
     if not parts:
         raise Refused(404, "there is no such part of a page")
+    if not poller.has_room(parts):
+        raise Refused(503, "too many tabs are open; close some, and this one goes on by itself")
     last = request.headers.get("last-event-id", "")
     # Proxies that collect an answer before they pass it on would make live figures late.
     headers = {"x-accel-buffering": "no"}
