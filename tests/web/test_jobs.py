@@ -80,5 +80,52 @@ async def test_jobs_are_bounded_and_say_how_they_ended() -> None:
     running = [jobs.start(Job("wait", "anna"), wait, ended=note) for _ in range(4)]
     with pytest.raises(ConfigError, match="4 jobs are running"):
         jobs.start(Job("more", "anna"), wait, ended=note)
+    # Those who may only look can search, and cannot keep others from mending.
+    running += [jobs.start(Job("look", "ben", only_looks=True), wait, ended=note) for _ in range(4)]
+    with pytest.raises(ConfigError, match="4 jobs are running"):
+        jobs.start(Job("more", "ben", only_looks=True), wait, ended=note)
     jobs.stop()
     await eventually(lambda: not any(job.is_running for job in running))
+
+
+@ONE_SERVER
+async def test_the_trail_says_who_stopped_a_job_and_how_far_it_came(mq: RedisMessageQueue) -> None:
+    """One is stopped by another person, and one by the end of the dashboard."""
+    going = [asyncio.Event(), asyncio.Event()]
+
+    @act("/try/long", right="mend", what="try long")
+    async def long(call: Call) -> Done:
+        async def work(job: Job) -> str:
+            job.progress(7)
+            going[len(app.desk.jobs.all()) - 1].set()
+            await asyncio.Event().wait()
+            return ""
+
+        return call.start("Do much", work)
+
+    name = "anna"
+    app = Dashboard(mq, auth=lambda _: name)
+    app.app.router.routes.append(long)
+    browser = Browser(app)
+
+    async def send(path: str, **fields: str) -> None:
+        await browser.get("/")
+        id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+        token = app.desk.keeper.form_token(id_, WebUser(name))
+        assert (await browser.post(path, {"form_token": token, **fields})).status_code == 303
+
+    await send("/try/long")
+    await going[0].wait()
+    name = "ben"
+    (first,) = app.desk.jobs.all()
+    await send("/job/stop", id=first.id)
+    await eventually(lambda: first.ended_at is not None)
+    await send("/try/long")
+    await going[1].wait()
+    app.close()
+    await app.desk.jobs.ended(5.0)
+    ends = [(act.who, act.said) for act in await mq.trail() if act.count == 7]
+    assert ends == [
+        ("ben", "stopped: stopped after 7 by the end of the dashboard; what was done stays done"),
+        ("anna", "stopped: stopped after 7 by ben; what was done stays done"),
+    ]

@@ -122,6 +122,27 @@ async def test_guessing_is_stopped(mq: RedisMessageQueue, monkeypatch: pytest.Mo
     assert (await browser.post("/login", {"token": TOKEN})).status_code == 429
 
 
+async def test_who_guesses_does_not_lock_out_others(
+    mq: RedisMessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger could else keep all operators out with ten requests a minute."""
+    monkeypatch.setenv("MX_RMQ_WEB_USERS", "anna:long-secret")
+    monkeypatch.setattr("mx_rmq.web.security._MOST_ADDRESSES", 20)
+    app = mq.dashboard()
+    wrong = ("anna", "guess")
+    codes = []
+    for n in range(11):  # a computer has many addresses of its IPv6 network
+        stranger = Browser(app, client=(f"2001:db8::{n:x}", 1))
+        codes.append((await stranger.get("/", auth=wrong)).status_code)
+    assert codes == [401] * 10 + [429]
+    anna = Browser(app, client=("10.0.0.7", 1))
+    assert (await anna.get("/", auth=("anna", "long-secret"))).status_code == 200
+    for n in range(30):  # what is known of strangers is bounded
+        await Browser(app, client=(f"10.1.0.{n}", 1)).get("/", auth=wrong)
+    keeper: Any = app
+    assert len(keeper.desk.keeper._failures) == 20
+
+
 async def test_names_and_passwords_come_from_the_environment(
     mq: RedisMessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

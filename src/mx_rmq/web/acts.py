@@ -91,7 +91,8 @@ class Call:
                 await note(self.desk, self.user, self.what, self.target, job.done, f"{job.state}: {job.said}")
             self.desk.looks.forget()
 
-        return self.desk.jobs.start(Job(title, self.user.name, total, back), work, ended=ended)
+        job = Job(title, self.user.name, total, back, only_looks=self.right == "look")
+        return self.desk.jobs.start(job, work, ended=ended)
 
 
 def act(

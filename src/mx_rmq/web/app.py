@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 
 _OPENING: Final = 5.0
 """Seconds that a page waits for the queue to open."""
+_CLOSING: Final = 2.0
+"""Seconds that the end of the dashboard waits for the notes of its jobs."""
 _STATUS: Final[dict[type[Exception], int]] = {
     UnknownTopic: 404,
     NotDead: 404,
@@ -147,6 +149,7 @@ class Dashboard(AsgiApp):
             kind = (await receive())["type"]
             if kind == "lifespan.shutdown":
                 self.close()
+                await self.desk.jobs.ended(_CLOSING)
                 await self.desk.queue.close()
             await send({"type": f"{kind}.complete"})
             if kind == "lifespan.shutdown":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 State = Literal["running", "done", "stopped", "failed"]
 
 _MOST_RUNNING: Final = 4
+"""Of those that change something; and as many of those that only look, so that neither waits for the other."""
 _MOST_KEPT: Final = 50
 
 
@@ -37,6 +38,8 @@ class Job:
     """How much there is to do, if that is known."""
     back: str = ""
     """The page to go to afterwards, relative to the dashboard's root."""
+    only_looks: bool = False
+    """Whether it changes nothing, such as a search."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: State = "running"
     done: int = 0
@@ -46,6 +49,7 @@ class Job:
     ended_at: float | None = None
     results: list[str] = field(default_factory=list)
     """Lines that the work found, such as ids; the work keeps them few."""
+    _stopped_by: str = ""
     _task: asyncio.Task[str] | None = None
     _watch: asyncio.Task[None] | None = None
 
@@ -58,8 +62,9 @@ class Job:
         """Say how much is done; the work calls this."""
         self.done = done
 
-    def stop(self) -> None:
+    def stop(self, who: str = "") -> None:
         """End the work where it is; what is done stays done."""
+        self._stopped_by = self._stopped_by or who
         if self._task is not None:
             self._task.cancel()
 
@@ -89,7 +94,9 @@ class Jobs:
         Raises:
             ConfigError: too many jobs are running.
         """
-        running = [each for each in self._jobs.values() if each.is_running]
+        running = [
+            each for each in self._jobs.values() if each.is_running and each.only_looks == job.only_looks
+        ]
         if len(running) >= _MOST_RUNNING:
             said = f"{counted(len(running), 'job')} are running, which is the most at a time"
             raise ConfigError(f"{said}; wait for one, or stop it: {running[0].title}")
@@ -105,7 +112,12 @@ class Jobs:
         """Stop what runs."""
         for job in self._jobs.values():
             if job.is_running:
-                job.stop()
+                job.stop("the end of the dashboard")
+
+    async def ended(self, within: float) -> None:
+        """Wait for those that were stopped: the trail shall say how far each came."""
+        if watches := [job._watch for job in self._jobs.values() if job._watch is not None]:
+            await asyncio.wait(watches, timeout=within)
 
     async def _watch(
         self, job: Job, task: asyncio.Task[str], ended: Callable[[Job], Awaitable[None]]
@@ -115,7 +127,8 @@ class Jobs:
             job.said = await task
             job.state = "done"
         except asyncio.CancelledError:
-            job.state, job.said = "stopped", f"stopped after {job.done:,}; what was done stays done"
+            by = f" by {job._stopped_by}" if job._stopped_by else ""
+            job.state, job.said = "stopped", f"stopped after {job.done:,}{by}; what was done stays done"
         except MxRmqError as error:
             job.state, job.said = "failed", str(error)
         except Exception as error:

@@ -47,7 +47,9 @@ _LASTS: Final = 12 * 3600
 _SHORTEST: Final = 16
 """Characters of a token."""
 _MOST_FAILURES: Final = 10
-"""Wrong tokens and passwords in a minute, after which all are refused for a while."""
+"""Wrong tokens and passwords in a minute from one address, after which it is refused for a while."""
+_MOST_ADDRESSES: Final = 1000
+"""Addresses whose wrong ones are counted; the oldest is forgotten first."""
 _OPEN: Final = ("/static/", "/login")
 """Paths that are answered before authentication."""
 _FORWARDED: Final = ("forwarded", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-", "via")
@@ -124,7 +126,8 @@ class Doorkeeper:
         self._rights: tuple[Right, ...] = ("look",) if read_only else RIGHTS
         known = "\0".join((salt, self.token, *(f"{n}:{p}" for n, p in sorted(self._users.items()))))
         self._secret = hashlib.sha256(b"mx-rmq dashboard\0" + known.encode()).digest()
-        self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
+        self._failures: dict[str, deque[float]] = {}
+        """By address, so that a stranger who guesses does not lock out those who know."""
 
     @property
     def is_open(self) -> bool:
@@ -161,22 +164,22 @@ class Doorkeeper:
         _check_loopback(request)
         return WebUser("local", self._rights)
 
-    def accepts(self, token: str) -> bool:
-        """Whether this is the token; wrong ones are counted.
+    def accepts(self, token: str, request: HTTPConnection) -> bool:
+        """Whether this is the token; wrong ones are counted for the address of the request.
 
         Raises:
             Refused: there were too many wrong ones.
         """
-        self._refuse_guesses()
+        self._refuse_guesses(request)
         right = hmac.compare_digest(token.encode(), self.token.encode())
         if not right:
-            self._failures.append(time.monotonic())
+            self._count_guess(request)
         return right
 
     def _check_token(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            if self.accepts(given.strip()):
+            if self.accepts(given.strip(), request):
                 return
         elif self.session_of(request) is not None:
             return
@@ -187,7 +190,7 @@ class Doorkeeper:
         challenge = {"www-authenticate": 'Basic realm="mx-rmq", charset="UTF-8"'}
         if scheme.lower() != "basic":
             raise Refused(401, "log in with a name and a password", challenge)
-        self._refuse_guesses()
+        self._refuse_guesses(request)
         try:
             name, _, password = base64.b64decode(given, validate=True).decode().partition(":")
         except ValueError:
@@ -195,13 +198,22 @@ class Doorkeeper:
         # An unknown name takes as long as a wrong password.
         expected = self._users.get(name, secrets.token_hex())
         if not hmac.compare_digest(password.encode(), expected.encode()):
-            self._failures.append(time.monotonic())
+            self._count_guess(request)
             raise Refused(401, "the name or the password is wrong", challenge)
         return name
 
-    def _refuse_guesses(self) -> None:
+    def _count_guess(self, request: HTTPConnection) -> None:
+        address = _address(request)
+        failures = self._failures.pop(address, None) or deque(maxlen=_MOST_FAILURES)
+        failures.append(time.monotonic())
+        if len(self._failures) >= _MOST_ADDRESSES:
+            del self._failures[next(iter(self._failures))]
+        self._failures[address] = failures
+
+    def _refuse_guesses(self, request: HTTPConnection) -> None:
         since = time.monotonic() - 60
-        if len(self._failures) == _MOST_FAILURES and self._failures[0] > since:
+        failures = self._failures.get(_address(request), ())
+        if len(failures) == _MOST_FAILURES and failures[0] > since:
             raise Refused(429, "too many wrong passwords; try again in a minute", {"retry-after": "60"})
 
     # -- sessions and forms
@@ -275,6 +287,16 @@ def _check_loopback(request: Request) -> None:
             "without auth the dashboard answers only on this computer: give dashboard(auth=…) a token or a "
             f"function, or set {USERS}=name:password",
         )
+
+
+def _address(request: HTTPConnection) -> str:
+    """Where guesses come from; of IPv6 the network, because a computer there has many addresses."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _netloc(url: str) -> str:

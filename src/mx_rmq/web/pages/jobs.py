@@ -36,7 +36,7 @@ async def stop(call: Call) -> Done:
     found = _job(call.desk, call.target)
     if found.who != call.user.name and "mend" not in call.user.may:
         raise Refused(403, f"{found.who} began this; stopping it needs the right 'mend'")
-    found.stop()
+    found.stop(call.user.name)
     return Done("stopping", link("job", id=found.id))
 
 
@@ -51,7 +51,9 @@ def _job(desk: Desk, id_: str) -> Job:
     found = desk.jobs.get(id_)
     if found is None:
         raise Refused(
-            404, "there is no such job in this process: it is long over, or the application was restarted"
+            404,
+            "there is no such job in this process: it is long over, the application was restarted, or another "
+            "of its processes has the job; the trail on the page Server has its beginning and its end",
         )
     return found
 

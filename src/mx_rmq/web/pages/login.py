@@ -31,7 +31,7 @@ async def login(request: Request) -> Response:
         return desk.page(request, "login.html", title="Log in", said="")
     check_origin(request)
     form = await read_form(request, 4096)
-    if not desk.keeper.accepts(form.get("token")):
+    if not desk.keeper.accepts(form.get("token"), request):
         await asyncio.sleep(_PAUSE)
         return desk.page(request, "login.html", status=401, title="Log in", said="This is not the token.")
     _, value = desk.keeper.new_session()
