@@ -263,6 +263,27 @@ async def test_a_group_that_appears_after_the_question_is_not_meant(
     assert [letter.topic for letter in (await mq.dlq.list()).letters] == ["mails"]
 
 
+@pytest.mark.parametrize("verb", ["replay", "delete"])
+@pytest.mark.parametrize("chosen", [{"topic": "orders"}, {"topic": "orders", "show": "messages"}])
+async def test_what_dies_after_the_question_is_not_meant(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser], verb: str, chosen: dict[str, str]
+) -> None:
+    """The person has agreed to two, and two it is, although a third of the same group is dead by now."""
+    await die(mq, redis, "orders", [1, 2])
+    browser = opened()
+    page = (await browser.get(f"/dlq/{verb}", params=chosen)).text
+    assert f"{verb.capitalize()} 2 dead letters" in text_of(page)
+    form = first(rf'(<form[^>]*action="dlq/{verb}".*?</form>)', page)
+    asked = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form))
+    await die(mq, redis, "orders", [3])
+    del asked["form_token"]
+    job = await job_of(browser, await send(browser, f"/dlq/{verb}", asked))
+    assert job.said == f"{'deleted' if verb == 'delete' else 'replayed'} 2 dead letters"
+    assert (job.done, job.total) == (2, 2)
+    assert f"{verb.capitalize()} 2 dead letters" in job.title
+    assert [letter.payload for letter in (await mq.dlq.list()).letters] == [3]
+
+
 async def test_nothing_ticked_does_not_mean_everything(
     mq: RedisMessageQueue, redis: Redis, browse: Callable[..., Browser]
 ) -> None:

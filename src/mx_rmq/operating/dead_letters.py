@@ -187,6 +187,7 @@ class DeadLetters:
         rate: float | None = None,
         canary: int | None = None,
         canary_timeout: Duration = 60.0,
+        until: float | None = None,
         progress: Progress | None = None,
     ) -> int:
         """Replay all messages that match now, oldest death first; returns how many were replayed.
@@ -201,6 +202,8 @@ class DeadLetters:
             rate: the most messages a second; None for no limit.
             canary: replay only so many first, and the rest if none of them dies again.
             canary_timeout: how long to wait for the canaries to end, retries included.
+            until: only messages that died up to this instant by the server's clock, such as the ``read_at``
+                of the page that a person has seen.
             progress: called with the number of messages replayed so far.
 
         Raises:
@@ -212,7 +215,7 @@ class DeadLetters:
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
         check_whole("canary", canary, 1, BATCH, none="no canary")
         timeout = check_seconds("canary_timeout", canary_timeout)
-        replayed, where = 0, _meant(topic, error, group, matching)
+        replayed, where = 0, _meant(topic, error, group, matching, until)
         with ExitStack() as stack:
             walks = {
                 shard: stack.enter_context(Walk(shard.operating, where)) for shard in await self._shards.now()
@@ -262,6 +265,7 @@ class DeadLetters:
         error: str | None = None,
         group: str | None = None,
         matching: Matching | None = None,
+        until: float | None = None,
         progress: Progress | None = None,
     ) -> int:
         """Delete all dead messages that match now for good; returns how many there were.
@@ -271,12 +275,13 @@ class DeadLetters:
             error: only messages with this reason, error class or place, or with this text in their error.
             group: only messages of the group with this id.
             matching: only messages for which this function says yes.
+            until: only messages that died up to this instant by the server's clock.
             progress: called with the number of messages deleted so far.
 
         Raises:
             UnknownTopic: there is no such topic.
         """
-        deleted, where = 0, _meant(topic, error, group, matching)
+        deleted, where = 0, _meant(topic, error, group, matching, until)
 
         async def purge(shard: Shard) -> None:
             nonlocal deleted
@@ -333,13 +338,18 @@ class DeadLetters:
 
 
 def _meant(
-    topic: str | None, error: str | None, group: str | None, matching: Matching | None = None
+    topic: str | None,
+    error: str | None,
+    group: str | None,
+    matching: Matching | None = None,
+    until: float | None = None,
 ) -> Filter:
     """Which messages are meant; an empty text, such as of a variable that is not set, would mean all."""
     for name, text in (("topic", topic), ("error", error), ("group", group)):
         if text is not None and not (isinstance(text, str) and text):
             raise refusal(name, "a text, or None for any", text)
-    return Filter(topic, error, group, matching)
+    check_seconds("until", until, none="whenever")
+    return Filter(topic, error, group, matching, until)
 
 
 async def _next(shard: Shard, walk: Walk) -> list_of[DeadRow]:

@@ -32,6 +32,8 @@ class Filter(NamedTuple):
     group: str | None = None
     matching: Callable[[DeadLetter], bool] | None = None
     """Says of a message whether it is meant; its body is read for it."""
+    until: float | None = None
+    """When the last of them died, at the latest; only a ``Walk`` knows it."""
 
     async def matches(self, store: Store, ids: Sequence[bytes], *, bodies: bool) -> tuple[int, list[DeadRow]]:
         """Those of the messages that are meant, and how many were looked at."""
@@ -142,6 +144,8 @@ class Walk:
     async def begin(self) -> None:
         """Note which messages are dead now."""
         self._left, self._last_ms = await self._queries.extent()
+        if self._where.until is not None:
+            self._last_ms = min(self._last_ms, self._where.until * 1000)
 
     async def next(self, limit: int) -> list[DeadRow]:
         """Up to *limit* messages; empty at the end."""

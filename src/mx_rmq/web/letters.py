@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,12 +92,27 @@ class Part:
 class Meant:
     """What a choice means now."""
 
-    said: str
-    """In words, such as ``211 dead letters of orders: GatewayDown``."""
     parts: list[Part]
     count: int
     is_exact: bool
     """Whether all were counted; else there may be more."""
+    which: str = ""
+    """In words, such as ``of orders: GatewayDown``."""
+    noun: str = "dead letter"
+    at: float | None = None
+    """When they were counted, by the server's clock. One that dies later is not meant."""
+
+    @property
+    def said(self) -> str:
+        """In words, such as ``211 dead letters of orders: GatewayDown``."""
+        return (
+            "" if self.is_exact else "at least "
+        ) + f"{counted(self.count, self.noun)} {self.which}".strip()
+
+    def asked(self, count: int | None, until: float | None) -> Meant:
+        """What a person was asked about: so many, that had died up to then."""
+        number = self.count if count is None or not self.is_exact else min(self.count, count)
+        return replace(self, count=number, at=until)
 
 
 def of_groups(groups: Iterable[DeadGroup], choice: Choice) -> list[DeadGroup]:
@@ -144,10 +159,11 @@ def look_for(choice: Choice) -> int:
 async def meant(desk: Desk, choice: Choice) -> Meant:
     """What a choice means, and how many dead letters that is."""
     if choice.ids:
-        return Meant(counted(len(choice.ids), "chosen dead letter"), [], len(choice.ids), True)
+        return Meant([], len(choice.ids), True, noun="chosen dead letter")
     having = f" with “{cut(choice.text, 60)}” in them" if choice.text else ""
     if not choice.each:
-        groups = of_groups(await desk.queue.dlq.groups(), choice)
+        all_ = await desk.queue.dlq.groups()
+        groups = of_groups(all_, choice)
         own = {"matching": has(choice.text, desk.redact)} if choice.text and choice.groups else {}
         parts = [Part(name_of(each), {"group": each.id} | own, each.count) for each in groups]
         number = sum(each.count for each in groups)
@@ -157,7 +173,7 @@ async def meant(desk: Desk, choice: Choice) -> Meant:
         else:
             having = ""
         which = f"of {parts[0].name}" if len(parts) == 1 else f"in {counted(len(parts), 'group')}"
-        return Meant(f"{_number(number, is_exact)} {which}{having}", parts, number, is_exact)
+        return Meant(parts, number, is_exact, f"{which}{having}", at=all_.read_at)
     part = Part(" ".join(filter(None, (choice.topic, choice.error))) or "all", filters_of(desk, choice), 0)
     if choice.error or choice.text:
         number, is_exact = await _count(desk, [part], choice)
@@ -165,18 +181,15 @@ async def meant(desk: Desk, choice: Choice) -> Meant:
         counts = (await desk.queue.counts()).topics
         number = sum(of.in_dlq for name, of in counts.items() if choice.topic in ("", name))
         is_exact = True
-    of = f" of {choice.topic}" if choice.topic else ""
+    of = f"of {choice.topic}" if choice.topic else ""
     of += f" by {cut(choice.error, 80)}" if choice.error else ""
-    return Meant(f"{_number(number, is_exact)}{of}{having}", [part], number, is_exact)
+    at = (await desk.queue.dlq.list(limit=1, look=1)).read_at
+    return Meant([part], number, is_exact, f"{of}{having}".strip(), at=at)
 
 
 def name_of(group: DeadGroup) -> str:
     """A group in words."""
     return f"{group.topic}: {cut(group.error, 80)}"
-
-
-def _number(number: int, is_exact: bool) -> str:
-    return ("" if is_exact else "at least ") + counted(number, "dead letter")
 
 
 async def _count(desk: Desk, parts: list[Part], choice: Choice) -> tuple[int, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _MOST_GROUPS: Final = 200
 _PAGE: Final = 50
 _MOST_RATE: Final = 1e6
+_MOST_SECONDS: Final = 1e11
 _MANY: Final = 20
 """From so many on, a canary and a rate are proposed."""
 
@@ -209,7 +211,7 @@ async def replay(call: Call) -> Done:
     found = await _meant(call, choice)
 
     async def work(job: Job) -> str:
-        return await _replay_parts(call.desk, job, found.parts, options)
+        return await _replay_parts(call.desk, job, found.parts, options | {"until": found.at})
 
     return call.start(f"Replay {found.said}", work, total=_total(found), back=choice.back)
 
@@ -230,7 +232,7 @@ async def delete(call: Call) -> Done:
     async def work(job: Job) -> str:
         done = 0
         for part in found.parts:
-            done += await dlq.purge(**part.filters, progress=_from(job, done))
+            done += await dlq.purge(**part.filters, until=found.at, progress=_from(job, done))
             job.progress(done)
         return f"deleted {counted(done, 'dead letter')}"
 
@@ -238,10 +240,13 @@ async def delete(call: Call) -> Done:
 
 
 async def _meant(call: Call, choice: Choice) -> Meant:
+    """What is done: no more than the page that asked had counted, however many have died since."""
+    count = _number(call.form, "count", "a whole number", sys.maxsize)
+    until = _number(call.form, "until", "an instant in seconds", _MOST_SECONDS)
     found = await meant(call.desk, choice)
     if not found.count and found.is_exact:
         raise Refused(404, "no dead letter matches any more; nothing was done")
-    return found
+    return found.asked(None if count is None else int(count), until)
 
 
 def _from(job: Job, before: int) -> Callable[[int], None]:
