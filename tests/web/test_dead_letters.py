@@ -127,7 +127,7 @@ async def test_the_messages_of_a_group_are_paged_in_both_orders(
         while to:
             page = (await browser.get(to)).text
             seen += re.findall(r'name="id" value="(\w+)"', page)
-            found = re.search(r'<a href="([^"]*)">Next page', page)
+            found = re.search(r'<a rel="next" href="([^"]*)">Next page', page)
             to = f"/{html.unescape(found[1])}" if found else ""
         assert sorted(seen) == ids
         assert len(set(seen)) == len(seen)

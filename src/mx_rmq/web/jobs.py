@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 State = Literal["running", "done", "stopped", "failed"]
 
 _MOST_RUNNING: Final = 4
-"""Of those that change something; and as many of those that only look, so that neither waits for the other."""
+"""Jobs that change something; as many again may only look, so that neither waits for the other."""
 _MOST_KEPT: Final = 50
 
 

@@ -105,9 +105,8 @@ class Meant:
     @property
     def said(self) -> str:
         """In words, such as ``211 dead letters of orders: GatewayDown``."""
-        return (
-            "" if self.is_exact else "at least "
-        ) + f"{counted(self.count, self.noun)} {self.which}".strip()
+        words = ("" if self.is_exact else "at least", counted(self.count, self.noun), self.which)
+        return " ".join(filter(None, words))
 
     def asked(self, count: int | None, until: float | None) -> Meant:
         """What a person was asked about: so many, that had died up to then."""

@@ -212,8 +212,8 @@ class Doorkeeper:
 
     def _refuse_guesses(self, request: HTTPConnection) -> None:
         since = time.monotonic() - 60
-        failures = self._failures.get(_address(request), ())
-        if len(failures) == _MOST_FAILURES and failures[0] > since:
+        failures = self._failures.get(_address(request))
+        if failures and len(failures) == _MOST_FAILURES and failures[0] > since:
             raise Refused(429, "too many wrong passwords; try again in a minute", {"retry-after": "60"})
 
     # -- sessions and forms

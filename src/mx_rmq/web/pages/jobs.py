@@ -52,8 +52,8 @@ def _job(desk: Desk, id_: str) -> Job:
     if found is None:
         raise Refused(
             404,
-            "there is no such job in this process: it is long over, the application was restarted, or another "
-            "of its processes has the job; the trail on the page Server has its beginning and its end",
+            "there is no such job in this process: it is long over, the application was restarted, or "
+            "another of its processes has the job; the trail on the page Server says how it ended",
         )
     return found
 
