@@ -166,7 +166,7 @@ class Config:
     replicas: int = 1
     """How many replicas must have a message when durability is replicated."""
     poll: float = 2.0
-    """How often to look for messages even if no wake-up arrives."""
+    """How often to look for messages even if no wake-up arrives. Of many workers each looks more seldom."""
     dlq_max_age: float | None = None
     """Dead messages older than this are deleted; None keeps them."""
     dlq_max_count: int | None = None

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import Context, RedisMessageQueue
+from mx_rmq.config import Config
+from mx_rmq.worker.fetcher import parked_for
 from mx_rmq.worker.ready import ReadyJobs
 from tests.proxy import Proxy
-from tests.words import PREFIX, drained, events, eventually, is_sound
+from tests.words import PREFIX, drained, events, eventually, is_sound, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +69,40 @@ async def test_a_message_that_wakes_a_worker_is_claimed_without_a_further_call(
         await outside.produce("t", n)
         await eventually(lambda: len(calls) == n + 1)  # noqa: B023 - awaited within the turn
         assert calls[n] == before, "the claim had been sent before the message was produced"
+
+
+async def test_of_many_workers_each_parks_its_claim_longer(make_queue: MakeQueue, redis: Redis) -> None:
+    """So that together they ask the server no oftener than a few do."""
+    mq = make_queue(poll=0.1, lease=15)
+    serve(mq, "t")
+    for n in range(200):
+        await store_of(redis).register_worker(f"w{n}", b"{}", silence=60)
+    pops: list[float] = []
+    async with redis.monitor() as seen:
+        await mq.start()
+        while not pops:
+            words = (await seen.next_command())["command"].split()
+            if words[0] == "BLPOP" and words[1].endswith(":t:wake"):
+                pops.append(float(words[-1]))
+    assert pops == [pytest.approx(201 / 50)]
+
+
+def test_a_claim_is_never_parked_for_more_than_a_third_of_its_lease() -> None:
+    config = Config(name="q", poll=2.0, lease=15.0)
+    assert [parked_for(config, workers) for workers in (1, 100, 200, 1000)] == [2.0, 2.0, 4.0, 5.0]
+    assert parked_for(Config(name="q", poll=60.0, lease=15.0), 1) == 5.0
+
+
+async def test_a_claim_may_be_parked_for_longer_than_the_server_may_be_silent(
+    proxy: Proxy, make_queue: MakeQueue, redis: Redis
+) -> None:
+    mq = make_queue(proxy.url, poll=0.9, socket_timeout=0.3)
+    serve(mq, "t")
+    await mq.start()
+    await parked(redis)
+    connections, before = proxy.connections, proxy.calls["claim_message"]
+    await eventually(lambda: proxy.calls["claim_message"] >= before + 2)
+    assert proxy.connections == connections, "no pop was taken for a server that does not answer"
 
 
 @pytest.mark.parametrize("topics", [1, 20])

@@ -531,6 +531,19 @@ async def test_a_worker_is_remembered_for_as_long_as_its_lease_may_last(
 # -- in turns with others
 
 
+@pytest.mark.parametrize(("workers", "every"), [(1, 5.0), (350, 5.0), (700, 10.0), (10_000, 15.0)])
+async def test_of_very_many_workers_each_registers_more_seldom(
+    scene: Scene, workers: int, every: float
+) -> None:
+    """But twice at least in the time after which it would be forgotten."""
+    await scene.step()
+    scene.holdings.workers = workers
+    scene.watch.now += every - 0.01
+    assert not scene.presence.is_due()
+    scene.watch.now += 0.02
+    assert scene.presence.is_due()
+
+
 async def test_who_was_missed_is_looked_at_again_without_a_turn(scene: Scene) -> None:
     """Another worker may have every turn from now on."""
     await scene.register("gone")

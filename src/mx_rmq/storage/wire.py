@@ -58,6 +58,7 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._waiting: deque[tuple[Receiver, float]] = deque()
+        """Who gets the next replies, and from when on each counts as late after the timeout."""
         self._written = 0
         self._left = 0
         """How many bytes had been sent at the last check."""
@@ -75,11 +76,20 @@ class Wire(asyncio.Protocol):
         self._write(hiredis.pack_command(args), (future,))
         return future
 
-    def send_together(self, commands: Sequence[tuple[Any, ...]], receivers: Sequence[Receiver]) -> None:
-        """Write commands in one piece; each reply goes to the receiver at its place."""
-        self._write(b"".join(map(hiredis.pack_command, commands)), receivers)
+    def send_together(
+        self, commands: Sequence[tuple[Any, ...]], receivers: Sequence[Receiver], *, waits: float = 0.0
+    ) -> None:
+        """Write commands in one piece; each reply goes to the receiver at its place.
 
-    def _write(self, packed: bytes, receivers: Sequence[Receiver]) -> None:
+        Args:
+            commands: at least one.
+            receivers: as many.
+            waits: how many seconds longer than the timeout the replies may take, because the commands ask
+                the server to wait.
+        """
+        self._write(b"".join(map(hiredis.pack_command, commands)), receivers, waits)
+
+    def _write(self, packed: bytes, receivers: Sequence[Receiver], waits: float = 0.0) -> None:
         if self.lost:
             for receiver in receivers:
                 receiver.set_exception(ServerUnavailable("the connection was lost"))
@@ -88,7 +98,7 @@ class Wire(asyncio.Protocol):
         self._written += len(packed)
         now = self._loop.time()
         for receiver in receivers:
-            self._waiting.append((receiver, now))
+            self._waiting.append((receiver, now + waits))
         if self._watch is None:
             self._leaving = 0
             self._watch = self._loop.call_at(now + self._timeout / _LOOKS, self._look)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mx_rmq.worker.holdings import Holdings
     from mx_rmq.worker.ready import ReadyJobs
 
+_LOOKS: Final = 50
+"""How often in a second many idle workers together look for messages whose token was lost."""
 _BLIND: Final = 0.1
 """Seconds between two claims while tokens cannot be waited for."""
 
@@ -50,8 +52,7 @@ class Fetcher(Service):
         self._ready = ready
         self._config = config
         self._loop = asyncio.get_running_loop()
-        # A parked lease is counted from when the claim was sent, so most of it must be left when it is run.
-        self._parked = ParkedClaim(holdings, min(config.poll, config.lease / 3))
+        self._parked = ParkedClaim(holdings)
         self._wakeup = Wakeup(holdings.shard, self.alarm, config.poll)
         ready.on_room(self.alarm.ring)
         self._topic_of = {holdings.shard.keys.of_topic(topic, "wake"): topic for topic in ready.topics}
@@ -143,7 +144,8 @@ class Fetcher(Service):
         keys = [self._wake_key[want.topic] for want in wants]
         self._covered = frozenset(want.topic for want in wants)
         try:
-            await self._parked.send(keys, command, partial(self._answered, wants))
+            longest = parked_for(self._config, self._holdings.workers)
+            await self._parked.send(keys, longest, command, partial(self._answered, wants))
         except BaseException:
             self._covered = frozenset()
             raise
@@ -297,3 +299,9 @@ class Fetcher(Service):
             with suppress(MxRmqError):  # their leases run out
                 for topic in self._doubtful:
                     await self._give_back_unknown(topic)
+
+
+def parked_for(config: Config, workers: int) -> float:
+    """Seconds that a claim waits for a token: longer if there are many workers, each of which looks."""
+    # A parked lease is counted from when the claim was sent, so most of it must be left when it is run.
+    return min(max(config.poll, workers / _LOOKS), config.lease / 3)

@@ -30,19 +30,17 @@ class ParkedClaim:
     """Waits on the server for a wake token, and claims the moment one comes.
 
     The server reads a command that was sent behind a blocking one when the blocking one has ended. So
-    waking and claiming is one round trip. If no token comes, the pop ends after *longest* seconds, and the
-    claim behind it is the look that makes up for lost tokens.
+    waking and claiming is one round trip. If no token comes, the pop ends after a while, and the claim
+    behind it is the look that makes up for lost tokens.
 
     Args:
         holdings: of the worker on the shard to claim from.
-        longest: seconds that a pop waits.
     """
 
-    def __init__(self, holdings: Holdings, longest: float) -> None:
+    def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._connection = holdings.shard.new_connection(longest)
+        self._connection = holdings.shard.new_connection(0.0)
         self._commands = holdings.shard.connection
-        self._longest = longest
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
         self._client: asyncio.Future[Any] = self._loop.create_future()
@@ -52,8 +50,10 @@ class ParkedClaim:
         self.may_end = True
         """Whether the server lets this user end a pop; it is not known until that was tried."""
 
-    async def send(self, keys: Collection[str], claim: tuple[Any, ...], on_answer: OnAnswer) -> None:
-        """Wait for a token at any of *keys*, then claim."""
+    async def send(
+        self, keys: Collection[str], longest: float, claim: tuple[Any, ...], on_answer: OnAnswer
+    ) -> None:
+        """Wait for a token at any of *keys*, at most *longest* seconds, then claim."""
         wire = await self._connection.opened()
         claimed, pop = self._loop.create_future(), self._loop.create_future()
         sent_at = self._loop.time()
@@ -64,7 +64,7 @@ class ParkedClaim:
             claimed.set_result(None)
             on_answer(sent_at, pop.exception() or pop.result(), reply)
 
-        commands: list[tuple[Any, ...]] = [("BLPOP", *keys, self._longest), claim]
+        commands: list[tuple[Any, ...]] = [("BLPOP", *keys, longest), claim]
         receivers: list[Receiver] = [pop, _Answer(answer)]
         if wire is not self._wire:  # learn by which number its pops can be ended, and others see it
             self._wire, self._client = wire, self._loop.create_future()
@@ -73,7 +73,7 @@ class ParkedClaim:
             commands[:0] = [("CLIENT", "ID"), ("INFO", "server")]
             receivers[:0] = [self._client, _Answer(self._introduce)]
         self._claimed = claimed
-        wire.send_together(commands, receivers)
+        wire.send_together(commands, receivers, waits=longest)
 
     def _identified(self, client: asyncio.Future[Any]) -> None:
         if isinstance(client.exception(), ResponseError):

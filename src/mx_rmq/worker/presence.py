@@ -28,8 +28,10 @@ REGISTER: Final = 5.0
 """Seconds between two registrations of a worker."""
 _REFRESH: Final = 0.4
 """The shortest time between two registrations of a load that has changed; a step is made twice a second."""
-_REGISTRATIONS: Final = 100
+_REGISTRATIONS: Final = 70
 """How often in a second many workers together register."""
+_LONGEST: Final = SILENCE / 2
+"""Seconds after which a worker registers in any case: one registration may fail, and it still counts."""
 _EARLY: Final = 0.65
 """The part of that time after which a worker registers if it asks the server something anyway."""
 _MONITOR: Final = ".monitor"
@@ -194,7 +196,7 @@ class Presence:
 
     def _every(self) -> float:
         """Seconds between two registrations: of very many workers each registers more seldom."""
-        return max(REGISTER, min(self._holdings.workers / _REGISTRATIONS, 2 * REGISTER))
+        return max(REGISTER, min(self._holdings.workers / _REGISTRATIONS, _LONGEST))
 
     def _identity(self) -> ClientIdentity | None:
         """The connections to register."""
