@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -253,6 +254,22 @@ async def test_a_worker_stops_without_one_of_its_shards(split: Split, proxy: Pro
     proxy.thaw()
     counts = await mq.counts()
     assert counts.topics["t"].produced == 20
+
+
+async def test_a_worker_with_many_shards_stops_at_once(make_queue: MakeQueue) -> None:
+    """The thread of each shard is told, and does not wait for its next look."""
+    mq = make_queue(shards=8)
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None: ...
+
+    took: list[float] = []
+    for _ in range(4):
+        await mq.start()
+        began = time.monotonic()
+        await mq.stop()
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.25
 
 
 async def test_a_dead_message_of_another_shard_is_read_and_replayed(

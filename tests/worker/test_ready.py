@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -404,3 +405,24 @@ async def test_a_pool_that_is_closed_starts_nothing_but_gives_everything_back() 
     pool.offer(work, jobs[2:])
     assert pool.take() is None
     assert pool.drain() == jobs
+
+
+async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_made() -> None:
+    """Eight shards would otherwise mean claims of an eighth; but one that is silent stops no other."""
+    mq = RedisMessageQueue("embedded://")
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None: ...
+
+    pool = ReadyJobs([on_t], 4, 1000)
+    work = pool.topics["t"]
+    work.pace.prefetch, work.pace._measured_at = 400, inf
+    jobs: list[Any] = [object() for _ in range(250)]
+    pool.offer(work, jobs)
+    assert pool.room(work) == 4 + 400 - 250
+    work.claiming = 150
+    assert pool.room(work) == 0, "250 are ready and 150 are on their way"
+    for _ in range(147):
+        work.ready.pop()
+    assert pool.room(work) == 4 + 400 - 103 - 150, "what is ready may end before the claim is answered"
+    work.claiming = 0

@@ -100,6 +100,8 @@ class LeaseKeeper:
     def stop(self, patience: float) -> None:
         """End the threads; waits for them at most *patience* seconds, if a server does not answer."""
         self._stopping.set()
+        for keeper in self._keepers.values():
+            keeper.end()
         until = monotonic() + patience
         for thread in [self._thread, *(keeper.thread for keeper in self._keepers.values())]:
             if thread is not None:
@@ -197,7 +199,7 @@ class _Keeper:
 
     def _run(self) -> None:
         wait = min(self._lease / 3, _TICK)
-        while not self._stopping.is_set() and not self._ending.wait(wait) and not self._loop.is_closed():
+        while not self._ending.wait(wait) and not self._loop.is_closed():
             wait = self.turn()
         self.close()
 

@@ -269,9 +269,13 @@ class ReadyJobs:
         """
         topic.pace.measure(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
-        if batch == 1 and ready and 4 * (ready - topic.starting) > 3 * topic.pace.prefetch:
+        prefetch = topic.pace.prefetch
+        # What claims from other shards bring counts too, so that many shards do not mean many small claims;
+        # but not all of it, since a shard may not answer, and the others go on.
+        coming = ready + min(topic.claiming, prefetch // 2)
+        if batch == 1 and ready and 4 * (coming - topic.starting) > 3 * prefetch:
             return 0
-        runs, spare = self.concurrency - self._runs, topic.pace.prefetch
+        runs, spare = self.concurrency - self._runs, prefetch
         if self._ready > ready:
             unused = self._most_prefetch
             for other in self.topics.values():
