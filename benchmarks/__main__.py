@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from rich.console import Console
 
 from benchmarks import against, comparison
+from benchmarks.cluster import cluster
 from benchmarks.dashboard import dashboard
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
@@ -35,8 +36,13 @@ def measures(rounds: int, workers: int = WORKERS) -> dict[str, Measure]:
         "idle": lambda scale: idle(scale, workers),
         "observing": lambda scale: observing(scale, rounds),
         "operating": operating,
+        "cluster": lambda scale: cluster(scale, rounds),
         "dashboard": lambda scale: dashboard(scale, rounds),
     }
+
+
+ON_REQUEST = {"cluster"}
+"""Measured only if asked for: it takes three servers."""
 
 
 async def run(names: list[str], scale: float, chosen: dict[str, Measure], progress: Console) -> list[Row]:
@@ -51,7 +57,10 @@ async def run(names: list[str], scale: float, chosen: dict[str, Measure], progre
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mx bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all"
+        "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all but the last"
+    )
+    parser.add_argument(
+        "--cluster", action="store_true", help="the same as cluster: 1 to 8 shards on three servers"
     )
     parser.add_argument("--json", action="store_true", help="rows for machines instead of a table")
     parser.add_argument(
@@ -75,9 +84,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     choice = list(measures(1) if options.against is None else against.MEASURES)
+    if options.cluster:
+        options.what.append("cluster")
     if unknown := sorted(set(options.what) - set(choice)):
         parser.error(f"there is no {', '.join(unknown)}; choose from {', '.join(choice)}")
-    options.what = options.what or choice
+    options.what = options.what or [name for name in choice if name not in ON_REQUEST]
     if options.rounds < 1 or not 0 < options.scale <= 1:
         parser.error("--rounds wants at least 1, --scale more than 0 and at most 1")
     if options.workers < 1:

@@ -178,3 +178,21 @@ def test_a_small_bench_measures_every_row() -> None:
     )
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout.count('"ok"') >= 26
+
+
+def test_a_small_bench_of_a_cluster_measures_every_number_of_shards() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--cluster", "--json", "--scale", "0.02", "--rounds", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    values = {row["name"]: row["value"] for row in json.loads(done.stdout)}
+    drains = [name for name in values if name.endswith("nodes: drain")]
+    assert [name[0] for name in drains] == ["1", "2", "4", "8"]
+    assert all(value > 0 for value in values.values())
+    cost = "8 shards on 3 nodes: server CPU per message"
+    assert values[f"{cost}, busiest node"] < values[f"{cost}, all nodes"]
