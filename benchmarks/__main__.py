@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import against, comparison
+from benchmarks import against, comparison, sizing
 from benchmarks.cluster import cluster
+from benchmarks.costs import NoCosts, costs, read
 from benchmarks.dashboard import dashboard
 from benchmarks.flatness import flatness, weight
 from benchmarks.growth import growth
@@ -36,13 +39,14 @@ def measures(rounds: int, workers: int = WORKERS) -> dict[str, Measure]:
         "idle": lambda scale: idle(scale, workers),
         "observing": lambda scale: observing(scale, rounds),
         "operating": operating,
+        "sizing": lambda scale: costs(scale, rounds),
         "cluster": lambda scale: cluster(scale, rounds),
         "dashboard": lambda scale: dashboard(scale, rounds),
     }
 
 
-ON_REQUEST = {"cluster"}
-"""Measured only if asked for: it takes three servers."""
+ON_REQUEST = {"sizing", "cluster"}
+"""Measured only if asked for."""
 
 
 async def run(names: list[str], scale: float, chosen: dict[str, Measure], progress: Console) -> list[Row]:
@@ -57,7 +61,10 @@ async def run(names: list[str], scale: float, chosen: dict[str, Measure], progre
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mx bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help=f"one or more of {', '.join(measures(1))}; all but the last"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"one or more of {', '.join(measures(1))}; all but {' and '.join(sorted(ON_REQUEST))}",
     )
     parser.add_argument(
         "--cluster", action="store_true", help="the same as cluster: 1 to 8 shards on three servers"
@@ -82,6 +89,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--reach", type=float, help="with --against: the share of COMMIT's speed to reach, or exit 1 (0.97)"
     )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        type=Path,
+        help="with sizing: compute the tables from what an earlier `sizing --json` printed",
+    )
     options = parser.parse_args(argv)
     choice = list(measures(1) if options.against is None else against.MEASURES)
     if options.cluster:
@@ -93,6 +107,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--rounds wants at least 1, --scale more than 0 and at most 1")
     if options.workers < 1:
         parser.error(f"--workers wants at least 1, got {options.workers}")
+    if options.source is not None and options.what != ["sizing"]:
+        parser.error("--from wants sizing and nothing else: ./mx bench sizing --from FILE")
     if options.reach is not None and options.against is None:
         parser.error("--reach wants a commit to compare with: --against COMMIT")
     options.reach = 0.97 if options.reach is None else options.reach
@@ -111,13 +127,29 @@ def main() -> int:
     out = Console(width=None if sys.stdout.isatty() else 110)
     if options.against is not None:
         return compare(options, out, progress)
+    if options.source is not None:
+        return size(options.source, out)
     chosen = measures(options.rounds, options.workers)
     rows = asyncio.run(run(options.what, options.scale, chosen, progress))
     if options.json:
         print(as_json(rows))
     else:
         out.print(as_table(rows))
+        if "sizing" in options.what:
+            out.print(*sizing.tables(read({row.name: row.value for row in rows})), sep="\n")
     return verdict([row.name for row in rows if not row.ok], len(rows), progress)
+
+
+def size(source: Path, out: Console) -> int:
+    """Print what an earlier run makes of the tables."""
+    try:
+        rows = json.loads(source.read_text("utf-8"))
+        found = read({row["name"]: row["value"] for row in rows})
+    except (OSError, ValueError, LookupError, TypeError, NoCosts) as error:
+        print(f"mx bench: --from wants what ./mx bench sizing --json printed: {error}", file=sys.stderr)
+        return 2
+    out.print(*sizing.tables(found), sep="\n")
+    return 0
 
 
 def compare(options: argparse.Namespace, out: Console, progress: Console) -> int:
