@@ -22,16 +22,16 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: Any, *, lifespan: Any = "off") -> AsyncIterator[str]:
-    """Serve an application on a free port; gives its address, with a slash at its end."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan=lifespan, ws="none")
-    config.timeout_graceful_shutdown = 1
+async def serving(app: Any, *, lifespan: Any = "off", port: int = 0) -> AsyncIterator[str]:
+    """Serve an application on a port, a free one for 0; gives its address, with a slash at its end."""
+    listening = socket.create_server(("127.0.0.1", port))
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan=lifespan, ws="none")
+    config.timeout_graceful_shutdown = 1  # tabs may still listen
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     finally:
-        server.should_exit = server.force_exit = True  # tabs may still listen
+        server.should_exit = True
         await running
         listening.close()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from mx_rmq import Retry
+from tests.web.browser.serving import serving
 from tests.web.browser.tab import IN_BROWSER
 from tests.words import dead, eventually, in_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from redis.asyncio import Redis
 
     from mx_rmq import RedisMessageQueue
     from tests.web.browser.tab import OpenTab, ServeQueue, Tab
@@ -116,11 +121,14 @@ async def test_a_group_is_replayed_and_its_job_is_watched(
     assert await tab.find("small", has_text="died again ×1").count() == 2
 
 
-async def test_figures_are_live_and_honest_when_they_are_late(
-    mq: RedisMessageQueue, serve: ServeQueue, open_tab: OpenTab
+async def test_figures_come_live_and_disturb_nobody(
+    shop: Shop, serve: ServeQueue, open_tab: OpenTab, redis: Redis
 ) -> None:
+    mq = shop.mq
+    await shop.open(1)
     await mq.produce_many("orders", range(3))
-    tab = await open_tab(await serve(mq))
+    url = await serve(mq)
+    tab = await open_tab(url)
     is_same = await not_reloaded(tab)
     await tab.find("#live-status.live").wait_for()
     await mq.produce_many("orders", range(4))
@@ -128,10 +136,69 @@ async def test_figures_are_live_and_honest_when_they_are_late(
     await mq.produce("a-new-one", 1)
     await tab.find("tr#topic-a-new-one").wait_for()
     assert await is_same()
-    await tab.page.context.set_offline(True)
-    await tab.page.evaluate("window.dispatchEvent(new Event('pagehide'))")  # as if the connection were cut
-    await tab.find("#live-status.stale", has_text="last figures").wait_for()
-    await tab.page.context.set_offline(False)
+
+    await tab.go("dlq")
+    await tab.find("tbody input[type=checkbox]").check()
+    await tab.find("#text").fill("half of a wo")
+    await mq.produce("prices", {"sku": "new"}, message_id="another")
+    await tab.find("#groups b", has_text="2").wait_for()
+    assert await tab.find("tbody input[type=checkbox]").is_checked()
+    assert await tab.find("#text").input_value() == "half of a wo"
+
+
+async def test_figures_that_are_late_say_so_and_come_back_by_themselves(
+    mq: RedisMessageQueue, open_tab: OpenTab
+) -> None:
+    await mq.produce("orders", 1)
+    app: Any = mq.dashboard()
+    async with serving(app) as url:
+        tab = await open_tab(url)
+        is_same = await not_reloaded(tab)
+        await tab.find("#live-status.live").wait_for()
+    await tab.find("#live-status.stale", has_text=re.compile(r"^last figures \d+ s ago$")).wait_for()
+    await mq.produce("orders", 2)
+    async with serving(app, port=urlsplit(url).port or 0):
+        await tab.find("#live-status.live").wait_for()
+        await tab.find("#topic-orders td", has_text="2").first.wait_for()
+        assert await is_same()
+        await tab.page.goto("about:blank")
+    app.close()
+    refused = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+    tab.wrong = [each for each in tab.wrong if not any(word in each for word in refused)]
+
+
+async def test_a_hidden_tab_costs_nothing(mq: RedisMessageQueue, open_tab: OpenTab) -> None:
+    await mq.produce("orders", 1)
+    app: Any = mq.dashboard()
+    async with serving(app) as url:
+        tab = await open_tab(url)
+        await tab.find("#live-status.live").wait_for()
+        await tab.page.evaluate(
+            """() => {
+                Object.defineProperty(document, "hidden", {configurable: true, get: () => true});
+                document.dispatchEvent(new Event("visibilitychange"));
+            }"""
+        )
+        await eventually(lambda: not app.poller.is_polling)
+        await mq.produce("orders", 2)
+        await tab.page.evaluate(
+            "delete document.hidden, document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        await tab.find("#topic-orders td", has_text="2").first.wait_for()
+        await tab.page.goto("about:blank")
+    app.close()
+
+
+async def test_an_id_and_a_payload_are_copied(
+    mq: RedisMessageQueue, serve: ServeQueue, open_tab: OpenTab
+) -> None:
+    await mq.produce("orders", {"big": 9007199254740993}, message_id="A1")
+    tab = await open_tab(await serve(mq), "message?id=A1", permissions=["clipboard-read", "clipboard-write"])
+    for button, text in ((0, "A1"), (1, '{\n  "big": 9007199254740993\n}')):
+        await tab.page.get_by_role("button", name="Copy").nth(button).click()
+        await tab.page.get_by_role("button", name="Copied").wait_for()
+        assert await tab.page.evaluate("navigator.clipboard.readText()") == text
+        await tab.page.get_by_role("button", name="Copied").wait_for(state="detached")
 
 
 async def test_the_keyboard_is_enough(shop: Shop, serve: ServeQueue, open_tab: OpenTab) -> None:
@@ -197,6 +264,7 @@ async def test_everything_but_live_figures_works_without_javascript(
     await tab.find("#search").fill("price-3")
     await tab.find("#search").press("Enter")
     await tab.sees("price-3", "#message-id")
+    assert await tab.find("button:visible", has_text="Copy").count() == 0  # it would do nothing
     await tab.find("#search").fill("'cents'")
     await tab.find("#search").press("Enter")
     assert "KeyError: 'cents'" in await tab.text("section:has(#errors-title)")

@@ -31,12 +31,13 @@
     for (const form of document.forms) delete form.dataset.sent;
   });
 
-  // Buttons with data-copy="id" copy the text of an element.
+  // Buttons with data-copy="id" copy the text of an element. Browsers have a clipboard on HTTPS and loopback only.
+  for (const button of document.querySelectorAll("[data-copy]")) button.hidden = !navigator.clipboard;
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
     const source = document.getElementById(button.dataset.copy);
-    if (!source || !navigator.clipboard) return;
+    if (!source) return;
     await navigator.clipboard.writeText(source.textContent);
     const before = button.textContent;
     button.textContent = "Copied";
