@@ -266,9 +266,9 @@ async def test_thousands_that_are_due_at_the_same_instant_are_listed_once_each(
     await queue.produce_many("t", range(100), delay=10)
     await queue.produce_many("t", range(3500), delay=60)
     await queue.produce_many("t", range(100), delay=90)
-    same = await redis.zrange("mx-rmq:{q}:delay_tasks", 100, 3599, withscores=True)
+    same: list[Any] = await redis.zrange(f"{PREFIX}delay_tasks", 100, 3599, withscores=True)
     due = same[0][1]  # by themselves, chunks of one call have instants of their own
-    await redis.zadd("mx-rmq:{q}:delay_tasks", {id_: due for id_, _ in same})
+    await redis.zadd(f"{PREFIX}delay_tasks", {id_: due for id_, _ in same})
     found = await ids_of(queue, state="delayed", limit=400, reverse=reverse)
     assert len(found) == len(set(found)) == 3700
 
