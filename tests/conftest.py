@@ -88,8 +88,11 @@ async def redis(server: EmbeddedServer | ClusterServer) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def tcp(redis: Redis) -> AsyncIterator[str]:
+async def tcp(server: EmbeddedServer | ClusterServer, redis: Redis) -> AsyncIterator[str]:
     """The URL of the same server over TCP."""
+    if isinstance(server, ClusterServer):
+        yield server.tcp_url
+        return
     port = free_port()
     await redis.config_set("port", port)
     yield f"redis://127.0.0.1:{port}"
@@ -155,8 +158,9 @@ def store(redis: Redis, keys: Keys, clock: Clock) -> Store:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that are marked run with one shard and with eight; on a cluster each runs once."""
-    marked = "shards" in metafunc.fixturenames and metafunc.definition.get_closest_marker("sharded")
-    if marked and not metafunc.config.getoption("--cluster"):
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    both = "shards" in metafunc.fixturenames and "sharded" in marks and "one_shard" not in marks
+    if both and not metafunc.config.getoption("--cluster"):
         metafunc.parametrize("shards", [None, SHARDS], ids=["one-shard", "eight-shards"], indirect=True)
 
 
@@ -164,7 +168,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def shards(request: pytest.FixtureRequest) -> int | None:
     """Over how many shards the queues of the test are spread."""
     if request.config.getoption("--cluster"):
-        return shards_for(request.function)
+        return None if request.node.get_closest_marker("one_shard") else shards_for(request.function)
     return getattr(request, "param", None)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from mx_rmq import DeadLetter, NotDead, RedisMessageQueue
+from mx_rmq.config import Config
 from mx_rmq.message import (
     Death,
     Message,
@@ -22,8 +23,11 @@ from mx_rmq.payloads import encode_payload
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.contract import NewMessage
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.locate import Address
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shard import Shard
 from mx_rmq.storage.store import Store
+from mx_rmq.urls import read_url
 from tests.harness import read_state, server_binaries
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from mx_rmq import MessageFacts, Receipt
     from mx_rmq.storage.contract import Delivery
+    from mx_rmq.storage.place import Place
 
 PREFIX = "mx-rmq:{q}:"
 
@@ -62,6 +67,16 @@ def new(id_: str, **options: Any) -> NewMessage:
 def store_of(redis: Redis) -> Store:
     """The store of the tests' queue, on the server's own clock."""
     return Store(redis, Keys("q"))
+
+
+def place_at(url: str) -> Place:
+    """Where the only shard of the tests' queue is, at one server or in a cluster."""
+    return Address(read_url(url)).place(Keys("q").prefix)
+
+
+def shard_at(url: str, **options: Any) -> Shard:
+    """The only shard of the tests' queue."""
+    return Shard(Address(read_url(url)), Config(name="q", url=url, **options))
 
 
 async def produce_elsewhere(mq: RedisMessageQueue, topic: str, payload: Any, **options: Any) -> Receipt:

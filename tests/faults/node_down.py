@@ -79,7 +79,8 @@ async def node_down(run: Run) -> Row:
         lost=sum(len(each.verdict.lost) for each in seen if each.verdict),
         duplicates=sum(each.verdict.duplicates for each in seen if each.verdict),
         recovery=max(max(each.pause, each.recovered, each.late) for each in seen),
-        figure=f"the other shards keep >= {KEPT:.0%} of their throughput, and recover, delay and bury within "
+        figure=f"the other shards keep >= {KEPT:.0%} of their throughput, here "
+        f"{min(each.kept for each in seen):.1%}, and recover, delay and bury within "
         f"{MOST:g} s; a key of a lost shard raises its name; 0 lost",
         seen=" | ".join(map(str, seen)),
         ok=all(each.ok for each in seen),

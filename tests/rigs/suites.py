@@ -34,7 +34,7 @@ class ClusterServer:
 
     def __init__(self, rig: Cluster) -> None:
         self._rig = rig
-        self._primaries = [client_of(node.port) for node in rig.primaries()]
+        self._clients = {node: client_of(node.port) for node in rig.primaries()}
         self._node = rig.primary_of(rig.slot_of(_TAG))
 
     @property
@@ -53,30 +53,40 @@ class ClusterServer:
         return f"unix://{self.socket}"
 
     @property
+    def tcp_url(self) -> str:
+        """Of the same node, over TCP."""
+        return self._node.url
+
+    @property
     def pid(self) -> int:
         """Of the same node."""
         return self._node.pid
 
+    def client(self, key: str) -> Redis:
+        """Of the node that serves a key."""
+        return self._clients[self._rig.primary_of(self._rig.slot_of(key))]
+
     def flush(self) -> None:
         """Remove all keys, scripts and counted errors."""
-        for node in self._primaries:
+        for node in self._clients.values():
             with node.pipeline(transaction=False) as pipe:
                 for command in ("FLUSHALL", "SCRIPT FLUSH", "CONFIG RESETSTAT"):
                     pipe.execute_command(*command.split())
                 pipe.execute()
 
     def close(self) -> None:
-        for node in self._primaries:
+        for node in self._clients.values():
             node.close()
 
     def faults(self) -> list[str]:
         """Keys that are on no shard of their queue, and commands that were refused for keys of two slots."""
-        return [line for node in self._primaries for line in _crossings(node)] + list(_strays(self._read()))
+        crossings = [line for node in self._clients.values() for line in _crossings(node)]
+        return crossings + list(_strays(self._read()))
 
     def _read(self) -> dict[str, bytes | None]:
         """All keys, with the value of those that hold a layout."""
         keys: dict[str, bytes | None] = {}
-        for node in self._primaries:
+        for node in self._clients.values():
             names: Any = node.execute_command("KEYS", "*")
             for name in names:
                 key = name.decode(errors="backslashreplace")

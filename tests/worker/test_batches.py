@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from tests.words import MakeQueue
 
+# A batch is what is there when it begins, and several shards answer one after the other.
+pytestmark = pytest.mark.one_shard
+
 ONCE = Retry(1)
 
 

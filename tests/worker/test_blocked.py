@@ -199,6 +199,7 @@ async def test_who_extends_after_the_timeout_is_too_late(mq: RedisMessageQueue) 
     assert "timed out" in told[0]
 
 
+@pytest.mark.one_shard
 async def test_a_block_without_an_end_is_a_time_out_while_it_lasts(
     make_queue: MakeQueue, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,6 +235,7 @@ async def test_a_block_without_an_end_is_a_time_out_while_it_lasts(
     assert await is_sound(mq)
 
 
+@pytest.mark.one_shard
 async def test_who_waits_past_its_timeout_while_another_blocks_is_ended_and_its_runner_goes_on(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:
@@ -271,6 +273,7 @@ async def test_who_waits_past_its_timeout_while_another_blocks_is_ended_and_its_
 # -- seen from outside
 
 
+@pytest.mark.one_shard
 async def test_a_worker_whose_loop_is_blocked_stays_registered(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:

@@ -13,9 +13,7 @@ from tests.words import dead, drained, eventually, in_state
 if TYPE_CHECKING:
     from tests.words import MakeQueue
 
-pytestmark = pytest.mark.sharded
-
-pytestmark = pytest.mark.usefixtures("watchful")
+pytestmark = [pytest.mark.sharded, pytest.mark.usefixtures("watchful")]
 
 
 async def test_an_expired_message_is_never_delivered(mq: RedisMessageQueue) -> None:
@@ -105,6 +103,7 @@ async def test_a_handler_that_has_begun_may_outlive_its_message(mq: RedisMessage
     await in_state(mq, "A1", "gone")
 
 
+@pytest.mark.one_shard
 @pytest.mark.parametrize("how", ["delay", "retry"])
 async def test_the_priority_survives(make_queue: MakeQueue, how: str) -> None:
     """When all are due together the urgent one is first, whichever way they got there."""

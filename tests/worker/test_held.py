@@ -24,6 +24,7 @@ QUICK = 500
 """Messages that make the pace for which others are held ready."""
 
 
+@pytest.mark.one_shard
 async def test_what_waits_behind_a_slow_handler_runs_on_an_idle_worker(make_queue: MakeQueue) -> None:
     busy, idle = make_queue(concurrency=1, lease=3600, timeout=None), make_queue(lease=3600)
     slow, over = asyncio.Event(), asyncio.Event()
@@ -71,6 +72,7 @@ async def test_what_lingers_for_its_batch_is_not_given_back(make_queue: MakeQueu
     assert batches == [[1, 2, 3]]
 
 
+@pytest.mark.one_shard
 @ONE_SERVER
 async def test_a_loop_that_hangs_gives_back_what_has_not_begun_and_settles_what_has_finished(
     make_queue: MakeQueue, caplog: pytest.LogCaptureFixture

@@ -20,7 +20,7 @@ from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
 from tests.harness import read_state
-from tests.words import ONE_SERVER, drained, events, eventually, in_state, steal
+from tests.words import ONE_SERVER, drained, events, eventually, in_state, place_at, steal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def another_monitor(server: EmbeddedServer) -> Iterator[list[str]]:
     """Somebody outside, whom a blocked event loop does not stop, and who takes over whatever lapses."""
     taken: list[str] = []
     over = threading.Event()
-    commands = BlockingConnections(server.url, 5)
+    commands = BlockingConnections(place_at(server.url), 5)
     store = Store(commands, Keys("q"))
 
     def watch() -> None:
@@ -56,6 +56,7 @@ def another_monitor(server: EmbeddedServer) -> Iterator[list[str]]:
         commands.close()
 
 
+@pytest.mark.one_shard
 async def test_a_handler_of_five_leases_runs_once(make_queue: MakeQueue, server: EmbeddedServer) -> None:
     mq = make_queue(lease=0.2)
     ran: list[int] = []
@@ -72,6 +73,7 @@ async def test_a_handler_of_five_leases_runs_once(make_queue: MakeQueue, server:
     assert (ran, taken) == ([1], [])
 
 
+@pytest.mark.one_shard
 async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:
@@ -90,6 +92,7 @@ async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
     assert (ran, taken) == ([1], [])
 
 
+@pytest.mark.one_shard
 @ONE_SERVER
 async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, server: EmbeddedServer) -> None:
     mq = make_queue(lease=0.2)
@@ -123,6 +126,7 @@ async def test_leases_are_not_kept_in_a_packed_list(make_queue: MakeQueue, redis
     gate.set()
 
 
+@pytest.mark.one_shard
 async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
     make_queue: MakeQueue, server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +150,7 @@ async def test_a_lease_is_not_kept_past_the_timeout_of_its_handler(
     assert (facts.state, facts.holder) == ("running", "outside")
 
 
+@pytest.mark.one_shard
 @ONE_SERVER
 @pytest.mark.parametrize(("timeout", "kept"), [(None, False), (60.0, True)], ids=["no timeout", "a timeout"])
 async def test_a_loop_that_hangs_for_long_keeps_only_what_has_a_timeout(
@@ -296,6 +301,7 @@ async def test_what_a_process_held_while_it_stood_still_does_not_begin_any_more(
     assert not tokens["H1"].startswith("1@"), "it was taken over first"
 
 
+@pytest.mark.one_shard
 @ONE_SERVER
 @pytest.mark.parametrize("taken", [True, False], ids=["taken over", "left alone"])
 async def test_who_may_have_been_missed_asks_before_it_begins(

@@ -136,6 +136,7 @@ async def test_the_timeout_covers_the_middleware_too(mq: RedisMessageQueue) -> N
     assert (await dead(mq, "A1")).kind == "TimeoutError"
 
 
+@pytest.mark.one_shard
 async def test_middleware_of_a_batch_gets_the_lists_and_passes_the_outcomes(mq: RedisMessageQueue) -> None:
     seen: list[Any] = []
 
@@ -157,6 +158,7 @@ async def test_middleware_of_a_batch_gets_the_lists_and_passes_the_outcomes(mq: 
     assert (await mq.counts()).dead == 1
 
 
+@pytest.mark.one_shard
 async def test_produce_middleware_is_around_every_produce(make_queue: MakeQueue) -> None:
     mq = make_queue()
     log: list[str] = []
@@ -253,6 +255,7 @@ async def test_a_produce_layer_that_is_off_is_left_out_until_it_is_on(mq: RedisM
     assert layer.calls == ["one", "many", "many", "sync"]
 
 
+@pytest.mark.one_shard
 async def test_a_produce_many_stays_whole_only_if_every_layer_takes_it_whole(mq: RedisMessageQueue) -> None:
     class Whole(Switched):
         async def many(self, call_next: Any, topic: str, payloads: Any, options: Any) -> Any:

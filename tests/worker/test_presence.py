@@ -21,13 +21,12 @@ from mx_rmq.storage.connection import Connection
 from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.embedded import EmbeddedServer
 from mx_rmq.storage.queries import ClientIdentity, Queries
-from mx_rmq.storage.shard import Shard
 from mx_rmq.storage.store import Store
 from mx_rmq.worker.holdings import Holdings, Job
 from mx_rmq.worker.presence import Presence
 from tests.harness import command, server_binaries
 from tests.proxy import Proxy
-from tests.words import ONE_SERVER, PREFIX, drained, events, eventually, in_state, new, store_of
+from tests.words import ONE_SERVER, PREFIX, drained, events, eventually, in_state, new, shard_at, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -310,7 +309,7 @@ class Scene:
         self.link = Connection(f"unix://{redis.connection_pool.connection_kwargs['path']}", timeout=5)
         self.reader = Queries(Store(self.link, self.store.keys))
         self.watch = Watch()
-        self.shard = Shard(url, Config(name="q", url=url, lease=LEASE, **options))
+        self.shard = shard_at(url, lease=LEASE, **options)
         self.presence = self.observer(**options)
 
     def observer(self, **options: Any) -> Presence:
@@ -724,7 +723,7 @@ async def test_without_a_right_it_is_off_and_the_start_up_check_says_so(
     rights = f"on >secret ~mx-rmq:* +@all {missing}"
     await command(redis, "ACL", "SETUSER", "limited", "reset", *rights.split())
     try:
-        url = server.url.replace("unix://", "unix://limited:secret@")
+        url = server.url.replace("//", "//limited:secret@")
         mq = make_queue(url, lease=1.0, server_check="refuse")
         seen = listen(mq)
         await mq.open()
@@ -755,7 +754,7 @@ async def test_a_right_that_is_taken_away_while_working_leaves_it_to_the_leases(
     server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await command(redis, "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all")
-    scene = Scene(server.url.replace("unix://", "unix://limited:secret@"), redis)
+    scene = Scene(server.url.replace("//", "//limited:secret@"), redis)
     try:
         await scene.step()
         assert [worker.connection > 0 for worker in await scene.reader.workers()] == [True]

@@ -71,6 +71,7 @@ async def test_the_concurrency_of_plain_functions_is_the_same(make_queue: MakeQu
     assert most == 3
 
 
+@pytest.mark.one_shard
 async def test_one_at_a_time_runs_in_the_order_of_production(make_queue: MakeQueue) -> None:
     mq = make_queue(concurrency=8)
     seen: list[int] = []
@@ -86,6 +87,7 @@ async def test_one_at_a_time_runs_in_the_order_of_production(make_queue: MakeQue
     assert seen == list(range(300))
 
 
+@pytest.mark.one_shard
 async def test_a_busy_topic_does_not_starve_the_others(make_queue: MakeQueue) -> None:
     """Slow handlers, one slot: the other topics' single messages run among the first of a long backlog."""
     mq = make_queue(concurrency=1, prefetch=0)
@@ -132,6 +134,7 @@ async def test_all_busy_topics_get_their_turns(make_queue: MakeQueue) -> None:
         assert 15 <= seen[:75].count(topic) <= 35
 
 
+@pytest.mark.one_shard
 async def test_urgent_messages_come_first_and_each_lane_in_its_order(make_queue: MakeQueue) -> None:
     mq = make_queue(concurrency=1, prefetch=0)
     seen: list[str] = []
@@ -311,6 +314,7 @@ async def test_a_lingering_batch_keeps_nobody_waiting(make_queue: MakeQueue) -> 
         await eventually(lambda: len(seen) == n + 1, within=10)  # noqa: B023 - awaited within the turn
 
 
+@pytest.mark.one_shard
 async def test_a_running_batch_keeps_nobody_waiting(make_queue: MakeQueue) -> None:
     """A hundred messages in one run take up one run, not a hundred."""
     mq = make_queue(concurrency=4, poll=60)

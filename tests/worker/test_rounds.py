@@ -13,7 +13,7 @@ from mx_rmq.storage.shard import Shard
 from mx_rmq.worker.holdings import Holdings
 from mx_rmq.worker.rounds import FEW, Rounds
 from mx_rmq.worker.scheduler import Scheduler
-from tests.words import ONE_SERVER, drained, eventually, new, store_of
+from tests.words import ONE_SERVER, drained, eventually, new, shard_at, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ class Watch:
 
 @pytest.fixture
 async def shard(server: EmbeddedServer) -> AsyncIterator[Shard]:
-    shard = Shard(server.url, Config(name="q", url=server.url, lease=LEASE))
+    shard = shard_at(server.url, lease=LEASE)
     yield shard
     await shard.close()
 

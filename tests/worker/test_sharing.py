@@ -50,7 +50,7 @@ async def tailing(mq: RedisMessageQueue, *args: Any, **options: Any) -> AsyncIte
                 watch.seen.append(each)
 
     task = asyncio.create_task(run())
-    store = mq._lifecycle.shards[0].operating
+    store = mq._lifecycle.shards.base.operating
 
     async def noted() -> bool:
         if task.done():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PENDING = "mx-rmq:{q}:t:pending"
 
 
+@pytest.mark.one_shard
 async def test_running_handlers_finish_and_nothing_new_begins(make_queue: MakeQueue) -> None:
     mq = make_queue(concurrency=2, stop_grace=15)
     begun: list[int] = []
@@ -53,6 +54,7 @@ async def test_running_handlers_finish_and_nothing_new_begins(make_queue: MakeQu
     assert states == ["gone", "gone", "pending", "pending", "pending"]
 
 
+@pytest.mark.one_shard
 async def test_what_was_held_ready_goes_back_in_order_and_uncounted(
     make_queue: MakeQueue, redis: Redis
 ) -> None:
@@ -86,6 +88,7 @@ async def test_what_was_held_ready_goes_back_in_order_and_uncounted(
     assert await is_sound(mq)
 
 
+@pytest.mark.one_shard
 async def test_more_than_one_call_of_releases_keeps_the_order(make_queue: MakeQueue, redis: Redis) -> None:
     """The later ones must go back first."""
     mq = make_queue(concurrency=4)
@@ -108,6 +111,7 @@ async def test_more_than_one_call_of_releases_keeps_the_order(make_queue: MakeQu
     assert await read_key(redis, PENDING) == ids
 
 
+@pytest.mark.one_shard
 async def test_each_lane_gets_its_own_back(make_queue: MakeQueue, redis: Redis) -> None:
     mq = make_queue()
 
