@@ -90,6 +90,7 @@ async def live(store: Store) -> list[object]:
     note(await store.restore([Restore("r", "t", 5.0, b"body", b"why")]))
     note(await store.read_dead([b"r"]))
     note(await store.delete_dead(["r"]))
+    note(await store.hasten(["later", "nobody"]))
     note(await store.cancel(["later", "e"]))
     note(await store.produce("t", [NewMessage(id_, b"") for id_ in ("f", "g", "h", "i")]))
     note(await store.cancel(["f", "i"]))
