@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
+from starlette.routing import Mount
 
 from mx_rmq import RedisMessageQueue, WebUser
 from mx_rmq.web.acts import Call, Done, act
@@ -15,9 +18,10 @@ from tests.web.conftest import Browser
 from tests.words import ONE_SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
+    from starlette.types import Message
 
     from mx_rmq.web.users import Right
 
@@ -259,6 +263,35 @@ async def test_a_form_is_bounded(mq: RedisMessageQueue) -> None:
     assert (await browser.post("/try/mend", many)).status_code == 400
 
 
+async def test_a_form_that_does_not_arrive_is_not_waited_for(
+    mq: RedisMessageQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mx_rmq.web.acts._PATIENCE", 0.01)
+    browser = Browser(mq.dashboard(auth=TOKEN))
+    headers = {"origin": "http://localhost", "content-type": "application/x-www-form-urlencoded"}
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"token="
+        await asyncio.Event().wait()
+
+    answer = await browser.http.post("/login", content=slow(), headers=headers)
+    assert answer.status_code == 408
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    said: list[Message] = []
+    raw = [(name.encode(), value.encode()) for name, value in {**headers, "host": "localhost"}.items()]
+    scope = {"type": "http", "method": "POST", "path": "/login", "query_string": b"", "headers": raw}
+    await browser.app({**scope, "scheme": "http", "client": ("10.0.0.7", 1)}, gone, send)
+    assert said[0]["status"] == 400
+    assert "bug of mx-rmq" not in caplog.text
+    assert "failed" not in caplog.text
+
+
 # -- what browsers are told
 
 
@@ -278,3 +311,11 @@ async def test_every_response_has_the_headers(browse: Callable[..., Browser], pa
 async def test_the_cookie_is_secure_over_https(mq: RedisMessageQueue) -> None:
     page = await Browser(mq.dashboard(), base_url="https://localhost").get("/")
     assert "; Secure" in page.headers["set-cookie"]
+
+
+async def test_the_cookie_is_for_the_path_as_browsers_write_it(mq: RedisMessageQueue) -> None:
+    """Any prefix will do; one that is not quoted never fits, or is no header at all."""
+    app = Starlette(routes=[Mount("/очередь/a b@1", mq.dashboard())])
+    page = await Browser(app).get("/%D0%BE%D1%87%D0%B5%D1%80%D0%B5%D0%B4%D1%8C/a%20b@1/")
+    assert page.status_code == 200
+    assert "; Path=/%D0%BE%D1%87%D0%B5%D1%80%D0%B5%D0%B4%D1%8C/a%20b@1/; " in page.headers["set-cookie"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "form_token"  # noqa: S105 - the name of a field
 _MOST_FIELDS: Final = 2000
+_PATIENCE: Final = 30.0
+"""Seconds that a form may take to arrive; a sender that stops would keep its connection for ever."""
 _ENCODED: Final = 3
 """Bytes of a form for one byte of a payload, at most."""
 
@@ -155,17 +159,23 @@ async def read_form(request: Request, max_bytes: int) -> Form:
     """The fields of a form that was sent.
 
     Raises:
-        Refused: it is no form, or too long.
+        Refused: it is no form, too long, or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(415, f"a form must be application/x-www-form-urlencoded, got {kind or 'nothing'}")
     most = _ENCODED * max_bytes + 256 * 1024
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise Refused(413, f"a form may have {most:,} bytes")
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise Refused(413, f"a form may have {most:,} bytes")
+    except TimeoutError:
+        raise Refused(408, f"the form did not arrive within {_PATIENCE:g} s; nothing was done") from None
+    except ClientDisconnect:  # its sender is gone, so no one reads this
+        raise Refused(400, "the form did not arrive; nothing was done") from None
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -251,7 +251,8 @@ class Doorkeeper:
 
 def cookie(scope: Scope, value: str) -> str:
     """The session's cookie as a header: for this dashboard only, not for scripts, not from other sites."""
-    path = scope.get("root_path", "").rstrip("/") + "/"
+    # Quoted as browsers quote the address: they compare the two, and a header is ASCII.
+    path = quote(scope.get("root_path", "").rstrip("/") + "/", safe="/:@!$&'()*+,=")
     lasts = _LASTS if value else 0
     secure = "; Secure" if scope.get("scheme") == "https" else ""
     return f"{SESSION}={value}; Path={path}; Max-Age={lasts}; HttpOnly; SameSite=Strict{secure}"
