@@ -256,6 +256,27 @@ async def test_bytes_that_are_no_message_are_shown_unless_fields_are_hidden(
     assert (await browser.get("/dlq?show=messages")).status_code == 200
 
 
+async def test_what_is_nested_too_deep_to_hide_fields_in_is_not_shown(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
+) -> None:
+    """Another program may store it; no page and no search fails of it, and none shows it."""
+    await put(redis, '{"password":"s3cret","deep":' + "[" * 900 + "]" * 900 + "}")
+    await mq.produce("orders", {"password": "s3cret", "x": "needle"}, message_id="m2")
+    browser = opened(redact=["password"])
+    pages = [await browser.get("/topic?name=orders"), await browser.get("/message?id=m1")]
+    await send(browser, "/search/payloads", {"q": "needle"})
+    (job,) = browser.app.desk.jobs.all()
+    await eventually(lambda: not job.is_running)
+    assert job.said.startswith("1 message found among 2")
+    await bury(redis, None, "orders")
+    pages += [await browser.get("/dlq?show=messages"), await browser.get("/dlq/export")]
+    assert [page.status_code for page in pages] == [200] * 4
+    assert [json.loads(line)["id"] for line in pages[-1].text.splitlines()] == ["m1", "m2"]
+    for page in pages:
+        assert "s3cret" not in page.text
+        assert "[[[[" not in page.text
+
+
 async def test_the_page_follows_the_message_live(
     mq: RedisMessageQueue, redis: Redis, browse: Callable[..., Browser]
 ) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from mx_rmq.errors import MxRmqError
+from mx_rmq.web.exact import UNREADABLE
 from mx_rmq.web.words import cut
 
 if TYPE_CHECKING:
@@ -49,5 +51,8 @@ def payload_text(facts: MessageFacts, redact: Redactor, most: int | None = None)
     if facts.message is None:
         return ""
     if redact:
-        return msgspec.json.encode(redact.hide(facts.payload)).decode()
+        try:
+            return msgspec.json.encode(redact.hide(facts.payload)).decode()
+        except (MxRmqError, msgspec.MsgspecError, ValueError, RecursionError):
+            return UNREADABLE  # another program stored it, such as one nested thousands deep
     return bytes(facts.message.payload)[:most].decode(errors="replace")

@@ -16,6 +16,7 @@ from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead
 from mx_rmq.tables import counted
 from mx_rmq.web.acts import Done, act
 from mx_rmq.web.desk import Live, Section, desk_of
+from mx_rmq.web.exact import UNREADABLE
 from mx_rmq.web.letters import Choice, excerpt, filters_of, look_for, meant, name_of, of_groups
 from mx_rmq.web.security import Refused, visitor_of
 from mx_rmq.web.words import cut, link
@@ -351,7 +352,11 @@ async def _lines(desk: Desk, choice: Choice, found: Meant) -> AsyncIterator[byte
         if desk.redact:
             # The stored body has everything in it. Without it dlq.restore() refuses the record, which is
             # better than a message whose hidden fields are lost.
-            record = desk.redact.hide({k: v for k, v in record.items() if not k.startswith("body")})
+            record = {k: v for k, v in record.items() if not k.startswith("body")}
+            try:
+                record = desk.redact.hide(record)
+            except RecursionError:
+                record = desk.redact.hide(record | {"payload": UNREADABLE})
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
         yield line.encode(errors="backslashreplace") + b"\n"
 
