@@ -37,6 +37,11 @@ class Browser:
         assert found, visitor.text
         return found[1]
 
+    @property
+    def session(self) -> str:
+        """The id of the session, as the dashboard's cookie has it."""
+        return str(self.http.cookies[self.app.desk.keeper.cookie]).partition(".")[0]
+
     async def post(
         self, path: str, data: dict[str, Any], *, origin: str | None = "http://localhost", **options: Any
     ) -> httpx.Response:

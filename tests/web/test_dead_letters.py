@@ -82,7 +82,7 @@ def opened(browse: Callable[..., Browser]) -> Callable[..., Browser]:
 
         async def token(page: str = "") -> str:
             await browser.get("/job")
-            id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+            id_ = browser.session
             return str(browser.app.desk.keeper.form_token(id_, WebUser("local")))
 
         browser.token = token  # type: ignore[method-assign]

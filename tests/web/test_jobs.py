@@ -35,7 +35,7 @@ async def test_a_job_has_a_page_that_survives_a_reload_and_a_stop_button(mq: Red
     app.app.router.routes.append(long)
     browser = Browser(app)
     await browser.get("/")
-    id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+    id_ = browser.session
     token = app.desk.keeper.form_token(id_, WebUser("local"))
     answer = await browser.post("/try/long", {"form_token": token, "topic": "orders"})
     page = await browser.http.get(answer.headers["location"])
@@ -110,7 +110,7 @@ async def test_the_trail_says_who_stopped_a_job_and_how_far_it_came(mq: RedisMes
 
     async def send(path: str, **fields: str) -> None:
         await browser.get("/")
-        id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+        id_ = browser.session
         token = app.desk.keeper.form_token(id_, WebUser(name))
         assert (await browser.post(path, {"form_token": token, **fields})).status_code == 303
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from mx_rmq.web.users import Right
+    from tests.words import MakeQueue
 
 pytestmark = ONE_SERVER
 
@@ -49,7 +50,7 @@ async def token_of(browser: Browser) -> str:
     await browser.get("/")
     desk, request = browser.app.desk, browser.http.build_request("GET", "http://localhost/")
     browser.http.cookies.set_cookie_header(request)
-    id_ = browser.http.cookies["mx_rmq_session"].partition(".")[0]
+    id_ = browser.session
     user = "token" if desk.keeper.token else "local"
     return str(desk.keeper.form_token(id_, WebUser(user)))
 
@@ -108,13 +109,13 @@ async def test_a_token_opens_by_its_page_and_by_a_header(mq: RedisMessageQueue) 
 async def test_a_session_is_not_forged_and_not_another_dashboards(mq: RedisMessageQueue) -> None:
     browser = Browser(mq.dashboard(auth=TOKEN))
     await browser.post("/login", {"token": TOKEN})
-    value = browser.http.cookies["mx_rmq_session"]
+    ((name, value),) = browser.http.cookies.items()
     other = Browser(mq.dashboard(auth=TOKEN + "!"))
     for forged in (value, value[:-1] + ("0" if value[-1] != "0" else "1"), "x.9999999999.", "", "é"):
-        page = await other.get("/", headers={"cookie": f"mx_rmq_session={forged}".encode()})
+        page = await other.get("/", headers={"cookie": f"{other.app.desk.keeper.cookie}={forged}".encode()})
         assert page.status_code == 303
     # Another process of the application has the same dashboard.
-    same = await Browser(mq.dashboard(auth=TOKEN)).get("/", headers={"cookie": f"mx_rmq_session={value}"})
+    same = await Browser(mq.dashboard(auth=TOKEN)).get("/", headers={"cookie": f"{name}={value}"})
     assert same.status_code == 200
 
 
@@ -305,7 +306,7 @@ async def test_every_response_has_the_headers(browse: Callable[..., Browser], pa
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "same-origin"
     cookies = headers.get_list("set-cookie")
-    assert all(cookie.startswith("mx_rmq_session=") for cookie in cookies)
+    assert all(cookie.startswith("mx_rmq_session_") for cookie in cookies)
 
 
 async def test_the_cookie_is_secure_over_https(mq: RedisMessageQueue) -> None:
@@ -319,3 +320,17 @@ async def test_the_cookie_is_for_the_path_as_browsers_write_it(mq: RedisMessageQ
     page = await Browser(app).get("/%D0%BE%D1%87%D0%B5%D1%80%D0%B5%D0%B4%D1%8C/a%20b@1/")
     assert page.status_code == 200
     assert "; Path=/%D0%BE%D1%87%D0%B5%D1%80%D0%B5%D0%B4%D1%8C/a%20b@1/; " in page.headers["set-cookie"]
+
+
+async def test_two_dashboards_of_one_computer_keep_their_sessions(
+    mq: RedisMessageQueue, make_queue: MakeQueue
+) -> None:
+    """Browsers send the cookies of all ports of a host to each of them."""
+    await mq.produce("orders", 1)
+    one, other = dashboard(mq), dashboard(make_queue(name="other"))
+    token = await token_of(one)
+    await other.get("/")
+    one.http.cookies.update(other.http.cookies)
+    assert len(one.http.cookies) == 2
+    answer = await one.post("/try/mend", {"form_token": token, "topic": "orders"})
+    assert answer.status_code == 303

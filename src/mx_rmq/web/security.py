@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 USERS: Final = "MX_RMQ_WEB_USERS"
 """The variable with names and passwords for Basic authentication: ``anna:secret,ben:other``."""
 SESSION: Final = "mx_rmq_session"
-"""The only cookie."""
+"""How the name of the only cookie begins. Each dashboard has its own: cookies do not know ports, so on one
+computer the dashboards of two queues would else end each other's sessions."""
 
 _LASTS: Final = 12 * 3600
 """Seconds of a session."""
@@ -126,6 +127,8 @@ class Doorkeeper:
         self._rights: tuple[Right, ...] = ("look",) if read_only else RIGHTS
         known = "\0".join((salt, self.token, *(f"{n}:{p}" for n, p in sorted(self._users.items()))))
         self._secret = hashlib.sha256(b"mx-rmq dashboard\0" + known.encode()).digest()
+        self.cookie = f"{SESSION}_{hashlib.sha256(self._secret).hexdigest()[:8]}"
+        """The name of the cookie."""
         self._failures: dict[str, deque[float]] = {}
         """By address, so that a stranger who guesses does not lock out those who know."""
 
@@ -220,7 +223,7 @@ class Doorkeeper:
 
     def session_of(self, request: HTTPConnection) -> str | None:
         """The id of the session that a request belongs to, None if it has none or an ended one."""
-        id_, _, rest = request.cookies.get(SESSION, "").partition(".")
+        id_, _, rest = request.cookies.get(self.cookie, "").partition(".")
         ends, _, sign = rest.partition(".")
         if not hmac.compare_digest(sign.encode(), self._sign("session", id_, ends).encode()):
             return None
@@ -249,13 +252,13 @@ class Doorkeeper:
         return hmac.new(self._secret, "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def cookie(scope: Scope, value: str) -> str:
+def cookie(scope: Scope, name: str, value: str) -> str:
     """The session's cookie as a header: for this dashboard only, not for scripts, not from other sites."""
     # Quoted as browsers quote the address: they compare the two, and a header is ASCII.
     path = quote(scope.get("root_path", "").rstrip("/") + "/", safe="/:@!$&'()*+,=")
     lasts = _LASTS if value else 0
     secure = "; Secure" if scope.get("scheme") == "https" else ""
-    return f"{SESSION}={value}; Path={path}; Max-Age={lasts}; HttpOnly; SameSite=Strict{secure}"
+    return f"{name}={value}; Path={path}; Max-Age={lasts}; HttpOnly; SameSite=Strict{secure}"
 
 
 def check_origin(request: Request) -> None:
@@ -397,7 +400,7 @@ class Guard:
         session = self._keeper.session_of(request)
         if session is None:
             session, value = self._keeper.new_session()
-            set_cookie = cookie(scope, value)
+            set_cookie = cookie(scope, self._keeper.cookie, value)
         visitor = Visitor(user, self._keeper.form_token(session, user), bool(self._keeper.token))
         scope["state"] = {**scope.get("state", {}), "visitor": visitor}
         not_ready = await self._ready(request)

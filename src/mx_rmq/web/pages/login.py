@@ -36,7 +36,7 @@ async def login(request: Request) -> Response:
         return desk.page(request, "login.html", status=401, title="Log in", said="This is not the token.")
     _, value = desk.keeper.new_session()
     response = RedirectResponse(address(request, ""), 303)
-    response.headers.append("set-cookie", cookie(request.scope, value))
+    response.headers.append("set-cookie", cookie(request.scope, desk.keeper.cookie, value))
     return response
 
 
@@ -44,7 +44,7 @@ async def login(request: Request) -> Response:
 async def logout(call: Call) -> Response:
     """End the session in this browser."""
     response = RedirectResponse(address(call.request, "login"), 303)
-    response.headers.append("set-cookie", cookie(call.request.scope, ""))
+    response.headers.append("set-cookie", cookie(call.request.scope, call.desk.keeper.cookie, ""))
     return response
 
 
