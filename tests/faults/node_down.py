@@ -136,6 +136,8 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
             stored = {id_ for id_ in outage.verdict.unexpected if shard_number(id_, SHARDS) in lost}
             if len(stored) <= sum(not id_ for id_, _, _ in calls):
                 outage.verdict.unexpected -= stored
+            for id_ in sorted(outage.verdict.restarted):
+                outage.wrong += [str(event) for event in events if event.id == id_]
             _measure(outage, events, healthy, (before, since, until), arena.children)
     return outage
 

@@ -304,7 +304,8 @@ def spread(
             async def one(name: str, id_: str) -> None:
                 waiting[name] += 1
                 ledger.write("tried", id_)
-                await until_acked(mq, topic, payload, id_, key=keys[name])
+                # A call that was given up may be carried out later, and its message be done before this one.
+                await until_acked(mq, topic, payload, id_, key=keys[name], dedup_for=300.0)
                 ledger.write("acked", id_)
                 waiting[name] -= 1
 

@@ -40,6 +40,7 @@ async def answer(app: AsgiApp, path: str) -> tuple[int, Any]:
 # -- well
 
 
+@pytest.mark.one_shard
 async def test_a_worker_that_consumes_is_well(make_queue: MakeQueue) -> None:
     mq = make_queue()
     serve(mq)
@@ -162,6 +163,7 @@ async def _well(mq: RedisMessageQueue) -> bool:
     return all(problem.startswith("the event loop was blocked") for problem in problems)
 
 
+@pytest.mark.one_shard
 async def test_a_fetcher_that_hangs_is_reported_here_by_the_probe_and_to_others(
     make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
