@@ -41,6 +41,8 @@ class Outage:
 
     kept: float = 0.0
     """The throughput of the healthy shard that kept least, as a part of what it was just before."""
+    rates: str = ""
+    """Of the healthy shards, in messages a second before and during the fault."""
     pause: float = 0.0
     """The longest time in which a healthy shard finished nothing."""
     recovered: float = 0.0
@@ -60,8 +62,8 @@ class Outage:
 
     def __str__(self) -> str:
         return (
-            f"{self.kept:.1%} kept, {self.pause:.2f} s without progress, killed worker's messages after "
-            f"{self.recovered:.2f} s, delayed {self.late:.2f} s late, shard named: {self.named}, "
+            f"{self.kept:.1%} kept ({self.rates}), {self.pause:.2f} s without progress, "
+            f"killed worker's messages after {self.recovered:.2f} s, delayed {self.late:.2f} s late, shard named: {self.named}, "
             f"wrong: {self.wrong}; {self.verdict}"
         )
 
@@ -106,7 +108,10 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
             keys = {f"s{number}": _leading_to(number) for number in range(SHARDS)}
             producer = arena.spread(keys, {"sleep": 0.1}, rate=RATE, patience=PATIENCE, **usual)
             await arena.busy(*workers)
-            await asyncio.sleep(2.0)
+            # What piled up while the workers began would count as throughput before the fault.
+            while (await arena.queue.counts()).pending > SHARDS:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
             before = time.monotonic()
             run.tell("before")
             await asyncio.sleep(run.size(15.0, 5.0))
@@ -238,7 +243,9 @@ def _measure(
     def rate(name: str, first: float, last: float) -> float:
         return sum(first < at <= last for at in ends[name]) / (last - first)
 
-    outage.kept = min(rate(name, since, until) / rate(name, before, since) for name in names)
+    rates = [(rate(name, before, since), rate(name, since, until)) for name in sorted(names)]
+    outage.kept = min(then / usual for usual, then in rates)
+    outage.rates = ", ".join(f"{usual:.1f} to {then:.1f}" for usual, then in rates)
     for name in names:
         during = [since, *(at for at in ends[name] if since < at <= until), until]
         outage.pause = max(outage.pause, *(b - a for a, b in pairwise(during)))

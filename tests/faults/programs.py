@@ -297,8 +297,9 @@ def spread(
     ledger = begin(folder, log)
 
     async def main() -> None:
-        stop, started = stop_event(), time.monotonic()
+        stop = stop_event()
         async with RedisMessageQueue(url, name=QUEUE, server_check="off", **options) as mq:
+            started = time.monotonic()
             waiting = dict.fromkeys(keys, 0)
 
             async def one(name: str, id_: str) -> None:
