@@ -63,8 +63,8 @@ class Outage:
     def __str__(self) -> str:
         return (
             f"{self.kept:.1%} kept ({self.rates}), {self.pause:.2f} s without progress, "
-            f"killed worker's messages after {self.recovered:.2f} s, delayed {self.late:.2f} s late, shard named: {self.named}, "
-            f"wrong: {self.wrong}; {self.verdict}"
+            f"killed worker's messages after {self.recovered:.2f} s, "
+            f"delayed {self.late:.2f} s late, shard named: {self.named}, wrong: {self.wrong}; {self.verdict}"
         )
 
 
