@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHARDS = 8
-RATE = 15
+RATE = 10
 """Messages a second and shard: well below what two cores carry, so that a queue that stops is what shows."""
 LEASE = 3.0
 PATIENCE = 2.0
@@ -70,7 +70,7 @@ class Outage:
 
 async def node_down(run: Run) -> Row:
     """First a node stands still, that of the layout; then another is killed, and starts again."""
-    seconds = run.size(60.0, 8.0)
+    seconds = run.size(60.0, 10.0)
     seen = [await _away(run, how, seconds) for how in run.size(["stopped", "killed"], ["stopped"])]
     return Row(
         fault=f"one of 3 primaries {' or '.join(run.size(['stopped', 'killed'], ['stopped']))} for "
@@ -108,13 +108,10 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
             keys = {f"s{number}": _leading_to(number) for number in range(SHARDS)}
             producer = arena.spread(keys, {"sleep": 0.1}, rate=RATE, patience=PATIENCE, **usual)
             await arena.busy(*workers)
-            # What piled up while the workers began would count as throughput before the fault.
-            while (await arena.queue.counts()).pending > SHARDS:
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(1.0)
+            await _caught_up(arena.queue)
             before = time.monotonic()
             run.tell("before")
-            await asyncio.sleep(run.size(15.0, 5.0))
+            await asyncio.sleep(run.size(15.0, 10.0))
             run.tell(f"{node} {how}")
             since = time.monotonic()
             (rig.pause if how == "stopped" else rig.kill)(node)
@@ -145,6 +142,14 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
                 outage.wrong += [str(event) for event in events if event.id == id_]
             _measure(outage, events, healthy, (before, since, until), arena.children)
     return outage
+
+
+async def _caught_up(mq: RedisMessageQueue, within: float = 20.0) -> None:
+    """Wait until nothing has piled up: it would count as throughput before the fault."""
+    until = time.monotonic() + within
+    while (await mq.counts()).pending > SHARDS and time.monotonic() < until:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
 
 
 def _program(rig: Cluster, **options: Any) -> RedisMessageQueue:
