@@ -283,6 +283,21 @@ async def test_a_message_on_an_older_shard_is_found_and_cancelled(make_queue: Ma
     await going
 
 
+async def test_the_schedule_is_that_of_all_generations(make_queue: MakeQueue) -> None:
+    """Also for a program that has not heard of the reshard."""
+    mq, other = make_queue(shards=2), make_queue()
+    await mq.produce_many("t", range(8), delay=60)
+    await other.open()
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    await mq.produce_many("t", range(8), delay=60)
+    other._lifecycle.shards._read_at = -inf  # as after a second
+    assert (await other.schedule()).total == 16
+    going.cancel()
+    await asyncio.wait([going])
+
+
 async def test_a_blocking_producer_forgets_older_generations_when_they_are_gone(
     make_queue: MakeQueue,
 ) -> None:

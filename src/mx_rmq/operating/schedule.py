@@ -12,6 +12,7 @@ from mx_rmq.limits import BATCH
 from mx_rmq.operating.listing import delayed_place
 from mx_rmq.operating.messages import live_facts
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all
 from mx_rmq.tables import ago, lasted, plain_fields, table
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.operating.messages import MessageFacts
     from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 STEPS: Final = 48
 """Steps of a schedule."""
@@ -70,19 +72,19 @@ class Schedule:
 
 
 async def read_schedule(
-    shards: Sequence[Shard], *, hours: int = 24, limit: int = 50, after: str | None = None
+    shards: Shards, *, hours: int = 24, limit: int = 50, after: str | None = None
 ) -> Schedule:
     """Read it; see ``RedisMessageQueue.schedule``."""
     check_whole("hours", hours, 1, _LONGEST)
     check_whole("limit", limit, 1, BATCH)
-    places = _places(shards, after)
-    queries = [Queries(shard.operating) for shard in shards]
-    read_at = await queries[0].time()
+    each = list(await shards.now())
+    places = _places(each, after)
+    read_at = (await ask_all(each, lambda shard: Queries(shard.operating).time()))[0]
     step = hours * 3600 / STEPS
     edges = [read_at + n * step for n in range(STEPS + 1)]
-    counted = await asyncio.gather(*(each.due_counts(edges) for each in queries))
+    counted = await ask_all(each, lambda shard: Queries(shard.operating).due_counts(edges))
     overdue, *due, later = map(sum, zip(*counted, strict=True))
-    messages, following = await _next(queries, places, limit)
+    messages, following = await _next([Queries(shard.operating) for shard in each], places, limit)
     return Schedule(step, tuple(due), overdue, later, messages, following, read_at)
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all
 from mx_rmq.storage.vanished import decode_vanished
 from mx_rmq.tables import ago, iso, plain_fields, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from mx_rmq.storage.shard import Shard
+    from mx_rmq.storage.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,20 @@ class Vanished(list[VanishedWorker]):
         return table(("worker", "vanished", "messages", "such as", "seen by"), rows)
 
 
-async def read_vanished(shards: Sequence[Shard]) -> Vanished:
+async def read_vanished(shards: Shards) -> Vanished:
     """Read them; see ``RedisMessageQueue.vanished``."""
     found: dict[str, VanishedWorker] = {}
-    for shard in shards:
-        for name, stored in (await Queries(shard.operating).vanished()).items():
+    noted_by_shard = await ask_all(await shards.now(), lambda shard: Queries(shard.operating).vanished())
+    for notes in noted_by_shard:
+        for name, stored in notes.items():
             if (noted := decode_vanished(stored)) is None:
                 continue
             at, note = noted
             here = VanishedWorker(name, at, note.messages, tuple(note.ids), note.seen_by)
             before = found.get(name)
             found[name] = here if before is None else _joined(before, here)
-    read_at = await Queries(shards[0].operating).time()
+    with shards[0].naming():
+        read_at = await Queries(shards[0].operating).time()
     return Vanished(sorted(found.values(), key=lambda each: (-each.at, each.name)), read_at)
 
 
