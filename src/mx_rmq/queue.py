@@ -111,8 +111,9 @@ class RedisMessageQueue:
     """A queue: produce messages to its topics, and handle them.
 
     Args:
-        url: ``redis://``, ``rediss://``, ``unix://``, ``embedded://`` (a private server in memory) or
-            ``embedded:///path`` (a persistent one); by default the variable ``MX_RMQ_URL``.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://h1,h2/name``,
+            ``redis+cluster://h1,h2``, ``embedded://`` (a private server in memory), ``embedded:///path`` (a
+            persistent one) or ``embedded+cluster://``; by default the variable ``MX_RMQ_URL``.
         config: all options in one object, in place of *url* and *options*.
         options: the fields of ``Config``: ``name``, ``concurrency``, ``lease``, …
     """
@@ -172,7 +173,8 @@ class RedisMessageQueue:
             ttl: its lifetime in seconds, counted from the end of the delay; an expired message goes to the
                 DLQ instead of running. None for no end.
             message_id: a string, a whole number or a UUID. Makes producing idempotent: while the id is
-                taken, nothing is stored and the receipt's ``duplicate`` is True.
+                taken, nothing is stored and the receipt's ``duplicate`` is True. If there are several
+                shards, give the same key with it each time.
             headers: strings that the handler finds in its context.
             dedup_for: seconds for which the id stays taken after the message is done.
             remember: seconds, up to 30 days, for which ``find`` and ``explain`` still tell what became of it
@@ -775,7 +777,7 @@ class RedisMessageQueue:
 
     async def shards(self) -> ShardList:
         """The shards of the queue and what each has; the current generation first, then those that drain."""
-        return await list_shards(self._lifecycle.shards, self.config.shown_url)
+        return await list_shards(self._lifecycle.shards)
 
     async def reshard(self, shards: int, *, progress: Callable[[Resharding], None] | None = None) -> None:
         """Spread the queue over another number of shards, while producers and workers go on.

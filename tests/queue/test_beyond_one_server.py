@@ -118,6 +118,19 @@ async def test_what_a_replica_has_outlives_the_primary(cluster: Cluster) -> None
     assert handled == Counter(range(200))
 
 
+async def test_operators_are_told_which_node_has_a_shard(cluster: Cluster) -> None:
+    """And of which node the doctor speaks."""
+    mq = RedisMessageQueue(cluster.url, name="spread", shards=8, server_check="off")
+    async with mq:
+        shards = await mq.shards()
+        checkup = await mq.doctor()
+    nodes = [cluster.primary_of(cluster.slot_of(Keys("spread", shard.name).prefix)) for shard in shards]
+    assert [shard.server for shard in shards] == [f"127.0.0.1:{node.port}" for node in nodes]
+    assert len(set(nodes)) == 3
+    said = {each.said.partition(": ")[0] for each in checkup.diagnoses if each.what == "memory"}
+    assert said == {f"127.0.0.1:{node.port}" for node in nodes}
+
+
 async def resumed(mq: RedisMessageQueue) -> bool:
     try:
         await mq.resume("t")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from redis.exceptions import ResponseError
@@ -83,7 +83,7 @@ async def examine(shards: Shards, config: Config, *, audit_for: float = 5.0) -> 
     """Look at everything; see ``RedisMessageQueue.doctor``."""
     await shards.now()
     found: list[Diagnosis] = []
-    servers: set[str] = set()
+    servers: dict[str, tuple[Shard, ServerFacts]] = {}
 
     async def facts_of(shard: Shard) -> ServerFacts | Diagnosis:
         try:
@@ -99,10 +99,10 @@ async def examine(shards: Shards, config: Config, *, audit_for: float = 5.0) -> 
         if isinstance(facts, Diagnosis):
             found.append(facts)
             continue
-        run_id = facts.info.get("run_id", shard.name)
-        if run_id not in servers:  # several shards may be on one server
-            servers.add(run_id)
-            found += _server(facts, config)
+        servers.setdefault(facts.info.get("run_id", shard.name), (shard, facts))  # one may have several
+    for shard, facts in servers.values():
+        at = f"{shard.node}: " if len(servers) > 1 else ""
+        found += [replace(each, said=at + each.said) for each in _server(facts, config)]
     found += await _part("topics", _look_at_topics(shards))
     if audit_for:
         looks = [_part("audit", _look_by_audit(shard, config.lease, audit_for)) for shard in shards]

@@ -59,7 +59,7 @@ class ShardFacts:
     state: ShardState
     """``draining`` if it takes no new messages, ``away`` if it does not answer."""
     server: str
-    """The URL of the queue, without user and password."""
+    """Where it is: host and port in a cluster and with Sentinel, else the URL without user and password."""
     pending: int = 0
     processing: int = 0
     delayed: int = 0
@@ -132,7 +132,7 @@ class Resharding:
         return f"to {self.shards} shards: {parts} left in the older ones{away}"
 
 
-async def list_shards(shards: Shards, server: str) -> ShardList:
+async def list_shards(shards: Shards) -> ShardList:
     """The shards of all generations; see ``RedisMessageQueue.shards``."""
     await shards.now()
     numbers = [each.number for each in reversed(shards.layout.generations)]
@@ -142,10 +142,11 @@ async def list_shards(shards: Shards, server: str) -> ShardList:
         try:
             counts = await Queries(shard.operating).counts()
         except ServerUnavailable as error:
-            return ShardFacts(shard.name, generation, "away", server, error=str(shard.naming.named(error)))
+            why = str(shard.naming.named(error))
+            return ShardFacts(shard.name, generation, "away", shard.node, error=why)
         whole = reduce(add, counts.topics.values(), TopicCounts())
         active = whole.pending, whole.processing
-        return ShardFacts(shard.name, generation, state, server, *active, counts.delayed, counts.dead)
+        return ShardFacts(shard.name, generation, state, shard.node, *active, counts.delayed, counts.dead)
 
     each = zip(numbers, shards.generations, strict=True)
     looks = [look(shard, number) for number, some in each for shard in some]

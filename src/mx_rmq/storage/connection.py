@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
@@ -88,6 +89,11 @@ class Connection:
     def number(self) -> int:
         """The number of the open connection, counted from 1; 0 while none is open."""
         return 0 if self._wire is None or self._wire.lost else self._made
+
+    @property
+    def address(self) -> str:
+        """Where the last connection was opened, as ``host:port``; empty before the first."""
+        return "" if self._spot is None else urlsplit(self._spot.url).netloc.rpartition("@")[2]
 
     async def opened(self) -> Wire:
         """The open connection, for a caller that sends commands of which some wait for others."""

@@ -86,6 +86,17 @@ class Shard:
         """Whether every user of its server could use it the last time."""
         return not self.availability.away
 
+    @property
+    def node(self) -> str:
+        """Where its primary is, as ``host:port``, if the URL leads to several servers; else the URL.
+
+        It is known once operators have asked the shard; it is the URL before that. It has no user and no
+        password.
+        """
+        if self._config.server.kind in ("server", "embedded"):
+            return self._config.shown_url
+        return self._for_operators.address or self._config.shown_url
+
     def store_for(self, durability: Durability) -> Store:
         """A store whose produce waits for *durability*.
 
