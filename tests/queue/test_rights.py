@@ -98,6 +98,22 @@ async def test_producers_and_workers_need_the_first_line(redis: Redis, user: str
     assert await refused(redis) <= {"info", "client|id", "hgetall"}  # by the check, which says so
 
 
+async def test_a_queue_with_shards_needs_their_keys_too(redis: Redis, user: str, tcp: str) -> None:
+    """And an operator who reshards it needs nothing else."""
+    (keys,) = re.findall(r"add the rule\n`(\S+)`", PAGE.read_text())
+    await command(redis, "ACL", "SETUSER", user, *BASE, keys)
+    async with RedisMessageQueue(at(tcp), name="shop", shards=4, recovery_grace=None) as mq:
+        await work(mq)
+    assert await refused(redis) <= {"info", "client|id", "hgetall"}
+    await command(redis, "ACL", "SETUSER", user, *WORKER, *OPERATOR)
+    await command(redis, "ACL", "LOG", "RESET")
+    async with RedisMessageQueue(at(tcp), name="shop") as mq:
+        await mq.reshard(2)
+        assert await mq.dlq.count() == 2
+        assert (await mq.produce("orders", {}, message_id="A1")).duplicate
+    assert await refused(redis) == set()
+
+
 async def test_draining_and_running_until_idle_need_no_more(redis: Redis, user: str, tcp: str) -> None:
     await command(redis, "ACL", "SETUSER", user, *BASE)
     mq = RedisMessageQueue(at(tcp), name="shop", recovery_grace=None, server_check="off")
