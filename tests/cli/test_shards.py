@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.words import ONE_SERVER
+from tests.words import ONE_SERVER, eventually
 
 if TYPE_CHECKING:
+    from mx_rmq import RedisMessageQueue
     from tests.cli.conftest import Cli
     from tests.words import MakeQueue
 
@@ -48,7 +49,8 @@ async def test_every_look_is_over_all_shards(cli: Cli) -> None:
     assert (await cli("stats")).rows[0][:2] == ["orders", "48"]
     assert len((await cli("messages", "orders", "--limit", "100", "--json")).json["messages"]) == 40
     audit = await cli("audit")
-    assert (audit.out + audit.err).count("clean") == 4
+    lines = (audit.out + audit.err).splitlines()
+    assert [line.partition(": clean")[0] for line in lines] == [f"shard {n}" for n in range(4)]
     assert (await cli("topic", "pause", "orders")).code == 0
     assert (await cli("topics")).rows[0][-1] == "paused"
     assert "withdrew 48 messages" in (await cli("topic", "purge", "orders", "--yes")).out
@@ -73,6 +75,22 @@ async def test_resharding_is_asked_for_watched_and_goes_on(cli: Cli, make_queue:
     assert "has 6 shards now" in ran.out
     assert "has 6 shards already" in (await cli("reshard", "6", "--yes")).out
     assert sorted(done) == list(range(40))
+
+
+async def test_a_reshard_says_that_no_worker_drains_the_older_shards(cli: Cli, make_queue: MakeQueue) -> None:
+    """It waits for them all the same: a worker may start."""
+    mq = make_queue()
+    await mq.open()
+    command = asyncio.create_task(cli("reshard", "2", "--yes"))
+    await eventually(lambda: is_draining(mq), 20)
+    await mq.purge("orders")
+    ran = await asyncio.wait_for(command, 30)
+    assert ran.code == 0
+    assert "no worker is live: the messages of the older shards wait until one runs" in ran.err
+
+
+async def is_draining(mq: RedisMessageQueue) -> bool:
+    return any(shard.state == "draining" for shard in await mq.shards())
 
 
 async def test_a_number_that_cannot_be_is_refused(cli: Cli) -> None:

@@ -69,7 +69,7 @@ async def audit(*, repair: bool = False, yes: bool = False, common: Common = _DE
         (each.kind, each.what, each.topic, "yes" if each.repaired else "no", each.detail) for each in findings
     ]
     columns: list[Column | str] = ["problem", "what", "topic", "repaired", Column("detail", is_optional=True)]
-    summary = "; ".join(report.summary for report in reports)
+    summary = "\n".join(report.summary for report in reports)
     data = {"clean": not findings, "reports": [report.as_dict() for report in reports]}
     out.table(columns, rows, data=data, empty=summary)
     if findings:

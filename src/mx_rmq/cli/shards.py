@@ -40,10 +40,7 @@ async def show_shards(*, common: Common = _DEFAULT) -> None:
             shard.name or "-",
             shard.generation,
             shard.state,
-            *(
-                None if shard.error else n
-                for n in (shard.pending, shard.processing, shard.delayed, shard.dead)
-            ),
+            *_figures(shard),
             shard.server,
             shard.error,
         )
@@ -73,13 +70,15 @@ async def reshard(shards: int, /, *, yes: bool = False, common: Common = _DEFAUL
     last: Resharding | None = None
     async with opened(common) as queue:
         before = await queue.shards()
-        serving = [shard for shard in before if shard.state != "draining"]
+        serving = [shard for shard in before if shard.generation == before[0].generation]
         if len(serving) == shards == len(before):
             out.line(f"{place_of(queue)} has {counted(shards, 'shard')} already", data={"shards": shards})
             return
         verb = "Go on to spread" if len(serving) == shards else "Spread"
         out.confirm(f"{verb} {place_of(queue)} over {counted(shards, 'shard')}?", yes=yes)
         total = sum(shard.pending + shard.processing + shard.delayed + shard.dead for shard in before)
+        if total > sum(shard.dead for shard in before) and not await queue.workers():
+            out.remark("no worker is live: the messages of the older shards wait until one runs")
         with out.progress("draining", total) as show:
 
             def tell(now: Resharding) -> None:
