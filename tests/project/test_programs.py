@@ -96,10 +96,16 @@ def test_the_quick_start_runs_on_a_cluster_and_with_sentinel_by_another_url(
     """The README says that only the URL changes."""
     (code,) = blocks(section("README.md", "Quick start"), "python")
     (urls,) = blocks(section("README.md", "From one server to many"), "python")
-    for shown, rig in (("redis+cluster://", cluster), ("redis+sentinel://", sentinels)):
-        assert shown in urls
+    there: dict[str, Cluster | SentinelSet]
+    there = {"redis+cluster://h1:7000,h2:7001": cluster, "redis+sentinel://h1,h2,h3/mymaster": sentinels}
+    (embedded,) = re.findall(r"^mq = .*?\)", code, re.MULTILINE)
+    lines = re.findall(r"^mq = .*?\)", urls, re.MULTILINE)
+    assert [line.partition("name=")[2] for line in lines] == ['"shop")', '"shop", shards=8)', '"shop")']
+    for line in lines:
+        (url,) = re.findall('"(redis.*?)"', line)
+        there[url].flush()
         program = tmp_path / "quick_start.py"
-        program.write_text(code.replace('"embedded://"', repr(rig.url)), encoding="utf-8")
+        program.write_text(code.replace(embedded, line.replace(url, there[url].url)), encoding="utf-8")
         check_quick_start(run(str(program)))
 
 
