@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.errors import NotDurable, ServerUnavailable
+from mx_rmq.errors import NotDurable, ServerRefused, ServerUnavailable
 from mx_rmq.storage.keys import Keys
 from mx_rmq.urls import read_url
 from tests.rigs.cluster import Cluster
 from tests.rigs.sentinel import SentinelSet
+from tests.rigs.tls import TlsRig
 from tests.words import eventually
 
 SLOT = Cluster.slot_of(Keys("q").prefix)
@@ -129,6 +130,24 @@ async def test_operators_are_told_which_node_has_a_shard(cluster: Cluster) -> No
     assert len(set(nodes)) == 3
     said = {each.said.partition(": ")[0] for each in checkup.diagnoses if each.what == "memory"}
     assert said == {f"127.0.0.1:{node.port}" for node in nodes}
+
+
+@pytest.mark.parametrize("kind", ["cluster://{}", "sentinel://{}/mymaster"])
+@pytest.mark.parametrize("sync", [False, True])
+async def test_tls_on_one_side_only_is_named_at_once(tcp: str, kind: str, sync: bool) -> None:
+    """As it is for one server."""
+    with TlsRig() as rig:
+        mistakes = {
+            f"redis+{kind.format(f'127.0.0.1:{rig.server.port}')}": "the server speaks TLS on this port",
+            f"rediss+{kind.format(tcp.partition('://')[2])}": "the server does not speak TLS on this port",
+        }
+        for url, said in mistakes.items():
+            mq = RedisMessageQueue(url, name="q", server_check="off")
+            async with asyncio.timeout(mq.config.socket_timeout):
+                with pytest.raises(ServerRefused, match=said):
+                    await (asyncio.to_thread(mq.sync.produce, "t", 1) if sync else mq.produce("t", 1))
+            await mq.close()
+            mq.sync.close()
 
 
 async def resumed(mq: RedisMessageQueue) -> bool:

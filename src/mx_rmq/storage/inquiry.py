@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,6 +12,7 @@ from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
 from mx_rmq.errors import ServerRefused, ServerUnavailable
+from mx_rmq.storage.diagnosis import diagnose, is_puzzling
 from mx_rmq.storage.opening import connections, no_connection
 from mx_rmq.urls import at
 
@@ -34,17 +36,26 @@ class LoopInquiry:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self._doubts = _Doubts()
 
     async def ask(self, url: str, settings: Mapping[str, Any], *command: Any) -> Any:
         """The reply to one command, over a connection of its own."""
-        connection = _new(AsyncConnectionPool, url, settings, self.timeout)
+        maker, connection = _new(AsyncConnectionPool, url, settings, self.timeout)
         try:
             async with asyncio.timeout(self.timeout * _PART):
                 await connection.connect()
                 await connection.send_command(*command)
-                return await connection.read_response()
+                reply = await connection.read_response()
         except (RedisError, OSError) as error:
-            raise _explained(error, command) from error
+            found = _explained(error, command)
+            if self._doubts.new(url, found):
+                call = partial(diagnose, maker.connection_kwargs, tls=url.startswith("rediss:"))
+                wrong = await self.do(call)
+                found = wrong or found
+            raise found from error
+        else:
+            self._doubts.end()
+            return reply
         finally:
             await connection.disconnect(nowait=True)
 
@@ -62,22 +73,47 @@ class BlockingInquiry:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self._doubts = _Doubts()
 
     async def ask(self, url: str, settings: Mapping[str, Any], *command: Any) -> Any:
         """The reply to one command, over a connection of its own."""
-        connection = _new(ConnectionPool, url, {**settings, "retry": None}, self.timeout)
+        maker, connection = _new(ConnectionPool, url, {**settings, "retry": None}, self.timeout)
         try:
             connection.connect()
             connection.send_command(*command)
-            return connection.read_response()
+            reply = connection.read_response()
         except (RedisError, OSError) as error:
-            raise _explained(error, command) from error
+            found = _explained(error, command)
+            if self._doubts.new(url, found):
+                found = diagnose(maker.connection_kwargs, tls=url.startswith("rediss:")) or found
+            raise found from error
+        else:
+            self._doubts.end()
+            return reply
         finally:
             connection.disconnect()
 
     async def do(self, call: Callable[[], R]) -> R:
         """The result of a call that blocks."""
         return call()
+
+
+class _Doubts:
+    """Which servers may be there and speak otherwise: each is looked at once, until one has answered."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] | None = set()
+
+    def new(self, url: str, error: Exception) -> bool:
+        """Whether to find out what is wrong with the way to a server."""
+        if self._seen is None or url in self._seen or not is_puzzling(error):
+            return False
+        self._seen.add(url)
+        return True
+
+    def end(self) -> None:
+        """A server has answered: the URL is right."""
+        self._seen = None
 
 
 class Turn:
@@ -128,11 +164,11 @@ class Turn:
         self.nodes = (*(each for each in self.nodes if each != node), node)
 
 
-def _new(maker: type[Any], url: str, settings: Mapping[str, Any], timeout: float) -> Any:
-    """A connection for one question."""
+def _new(maker: type[Any], url: str, settings: Mapping[str, Any], timeout: float) -> tuple[Any, Any]:
+    """What makes connections to a server, and one of them for a question."""
     part = timeout * _PART
     pool: Any = connections(maker, url, **settings, socket_connect_timeout=part, socket_timeout=part)
-    return pool.make_connection()
+    return pool, pool.make_connection()
 
 
 def _explained(error: Exception, command: tuple[Any, ...]) -> Exception:
