@@ -12,10 +12,14 @@ from mx_rmq.web.acts import Call, Done, act
 from mx_rmq.web.app import Dashboard
 from mx_rmq.web.jobs import Job, Jobs
 from tests.web.conftest import Browser
-from tests.words import ONE_SERVER, eventually
+from tests.words import ONE_SERVER, bury, eventually
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from mx_rmq import RedisMessageQueue
+    from tests.proxy import Proxy
+    from tests.words import MakeQueue
 
 
 @ONE_SERVER
@@ -129,3 +133,30 @@ async def test_the_trail_says_who_stopped_a_job_and_how_far_it_came(mq: RedisMes
         ("ben", "stopped: stopped after 7 by the end of the dashboard; what was done stays done"),
         ("anna", "stopped: stopped after 7 by ben; what was done stays done"),
     ]
+
+
+@ONE_SERVER
+async def test_the_trail_has_the_end_of_a_job_that_failed_because_the_server_was_away(
+    make_queue: MakeQueue, redis: Redis, proxy: Proxy
+) -> None:
+    mq, outside = make_queue(proxy.url), make_queue()
+    await outside.produce_many("orders", range(200))
+    await bury(redis, None, "orders")
+    app = Dashboard(mq)
+    browser = Browser(app)
+    await browser.get("/")
+    token = app.desk.keeper.form_token(browser.session, WebUser("local"))
+    fields = {"form_token": token, "topic": "orders", "rate": "100"}
+    assert (await browser.post("/dlq/replay", fields)).status_code == 303
+    (job,) = app.desk.jobs.all()
+    await eventually(lambda: job.done)
+    proxy.away()
+    await eventually(lambda: not job.is_running)
+    assert job.state == "failed"
+    assert f"{job.done:,}" in (await browser.get(f"/job?id={job.id}")).text, "its page needs no server"
+    proxy.back()
+    await eventually(lambda: job._watch is None or job._watch.done())
+    end, _begin = await outside.trail()
+    assert (end.what, end.count) == ("replay", job.done)
+    assert end.said.startswith("failed: ")
+    app.close()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "form_token"  # noqa: S105 - the name of a field
 _MOST_FIELDS: Final = 2000
+_AGAIN: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Seconds after which the end of a job is noted again, if that was not possible."""
 _PATIENCE: Final = 30.0
 """Seconds that a form may take to arrive; a sender that stops would keep its connection for ever."""
 _ENCODED: Final = 3
@@ -91,9 +93,15 @@ class Call:
         """
 
         async def ended(job: Job) -> None:
-            if self.right != "look":
-                await note(self.desk, self.user, self.what, self.target, job.done, f"{job.state}: {job.said}")
             self.desk.looks.forget()
+            if self.right == "look":
+                return
+            # A server that is away, which is why jobs fail, cannot be told so at once.
+            for pause in _AGAIN:
+                said = f"{job.state}: {job.said}"
+                if not await note(self.desk, self.user, self.what, self.target, job.done, said):
+                    return
+                await asyncio.sleep(pause)
 
         job = Job(title, self.user.name, total, back, only_looks=self.right == "look")
         return self.desk.jobs.start(job, work, ended=ended)
