@@ -661,7 +661,7 @@ class RedisMessageQueue:
             auth: a token that people log in with, of 16 characters or more; or a function of the application
                 that takes the request and returns a ``WebUser``, a name, or None to refuse. It may be async,
                 return a response such as a redirection, or raise. By default names and passwords are in the
-                variable ``MX_RMQ_WEB_USERS`` (``anna:secret,ben:other``); without it only this computer is
+                variable ``MX_RMQ_WEB_USERS`` (``anna:long-secret``); without it only this computer is
                 answered.
             read_only: refuse every change, whatever *auth* says.
             redact: fields of payloads and headers that are hidden from view and from exports: names such as

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from starlette.routing import Route
 from mx_rmq import ConfigError, RedisMessageQueue
 from mx_rmq.cli.web import _listen
 from mx_rmq.web.pages import SECTIONS
+from mx_rmq.web.security import Doorkeeper
 from tests.web.conftest import Browser
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -58,3 +63,10 @@ def test_an_answer_in_two_parts_does_not_wait_for_an_acknowledgement() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_the_users_that_the_docs_show_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"MX_RMQ_WEB_USERS=([^`]+)`", (ROOT / "docs" / "dashboard.md").read_text())
+    assert found
+    monkeypatch.setenv("MX_RMQ_WEB_USERS", found[1])
+    assert not Doorkeeper(None, read_only=False, salt="").is_open

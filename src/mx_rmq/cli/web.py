@@ -35,7 +35,7 @@ async def web(
     """Show the queue in a browser until Ctrl-C or SIGTERM, and print the address.
 
     Only this computer is answered, unless MX_RMQ_WEB_TOKEN has a token to log in with, or MX_RMQ_WEB_USERS
-    has names and passwords: anna:secret,ben:other.
+    has names and passwords: anna:long-secret,ben:other-secret.
 
     Args:
         port: where to listen; 0 takes a free one. Default: 8787

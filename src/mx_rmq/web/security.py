@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Authenticate = Callable[[Request], Any]
 
 USERS: Final = "MX_RMQ_WEB_USERS"
-"""The variable with names and passwords for Basic authentication: ``anna:secret,ben:other``."""
+"""The variable with names and passwords for Basic authentication: ``anna:long-secret,ben:other-secret``."""
 SESSION: Final = "mx_rmq_session"
 """How the name of the only cookie begins. Each dashboard has its own: cookies do not know ports, so on one
 computer the dashboards of two queues would else end each other's sessions."""
