@@ -44,6 +44,7 @@ class Matter(NamedTuple):
 def matters(figures: Figures, groups: DeadGroups, checkup: Checkup, trail: Trail) -> list[Matter]:
     """What needs attention, the worst first."""
     kinds = [
+        [*_missing(figures, checkup)],
         [*_server(checkup)],
         [*_unserved(figures)],
         [*_workers(figures)],
@@ -67,6 +68,15 @@ def pausings(trail: Trail) -> dict[str, Act]:
         if act.what == "pause":
             found.setdefault(act.target, act)
     return found
+
+
+def _missing(figures: Figures, checkup: Checkup) -> Iterator[Matter]:
+    """Shards whose messages are in no figure; the checkup, which is made seldom, may know them already."""
+    known = "\n".join(each.said for each in checkup.diagnoses)
+    for why in figures.counts.missing:
+        if why.partition(": ")[0] not in known:
+            said = f"{why}; its messages are in no figure of this page"
+            yield Matter("bad", "server", said, link("server"), "how to fix")
 
 
 def _server(checkup: Checkup) -> Iterator[Matter]:

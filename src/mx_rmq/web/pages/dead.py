@@ -91,6 +91,7 @@ async def _groups(request: Request, choice: Choice) -> Response:
         left_out=max(0, len(found) - _MOST_GROUPS),
         count=sum(group.count for group in found),
         uncounted=groups.uncounted,
+        missing=groups.missing,
         topics=sorted({group.topic for group in groups}),
         errors=sorted({group.error for group in groups})[:_MOST_GROUPS],
         now=groups.read_at,

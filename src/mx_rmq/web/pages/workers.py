@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.routing import Route
 
 from mx_rmq.checks import is_label
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.operating.doctor import not_consuming, unserved
 from mx_rmq.web.desk import Live, Section, desk_of
 
@@ -60,7 +61,7 @@ class Gone:
 async def workers(request: Request) -> Response:
     """The page."""
     desk = desk_of(request)
-    figures, vanished = await asyncio.gather(desk.looks.figures(), desk.queue.vanished())
+    figures, (gone, more_gone, unknown) = await asyncio.gather(desk.looks.figures(), _vanished(desk))
     rows = _rows(figures)
     return desk.page(
         request,
@@ -71,9 +72,20 @@ async def workers(request: Request) -> Response:
         figures=figures,
         alone=unserved(figures.counts, figures.workers)[:_MOST],
         now=figures.read_at,
-        gone=await asyncio.gather(*(_gone(desk, each) for each in vanished[:_VANISHED])),
-        more_gone=max(0, len(vanished) - _VANISHED),
+        gone=gone,
+        more_gone=more_gone,
+        unknown=unknown,
     )
+
+
+async def _vanished(desk: Desk) -> tuple[list[Gone], int, str]:
+    """Who vanished lately, how many before these, and why that is not known if a shard does not answer."""
+    try:
+        vanished = await desk.queue.vanished()
+        gone = await asyncio.gather(*(_gone(desk, each) for each in vanished[:_VANISHED]))
+    except ServerUnavailable as error:
+        return [], 0, str(error)
+    return gone, max(0, len(vanished) - _VANISHED), ""
 
 
 async def _gone(desk: Desk, worker: VanishedWorker) -> Gone:
