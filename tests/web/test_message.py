@@ -189,6 +189,23 @@ async def test_an_edit_of_what_has_died_again_is_refused(
     assert (await mq.dlq.get(id_)).payload == 1
 
 
+async def test_a_deletion_of_what_has_died_again_is_refused(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
+) -> None:
+    """Someone else has replayed it since the question, so it may be dead of something else now."""
+    (id_,) = await die(mq, redis, "orders", [1])
+    browser = opened()
+    died = first(r'name="died" value="([^"]*)"', (await browser.get(f"/message/delete?id={id_}")).text)
+    await mq.dlq.replay(id_)
+    await bury(redis, death("BadAmount"), "orders")
+    answer = await send(browser, "/message/delete", {"id": id_, "died": died})
+    assert answer.status_code == 409
+    assert (await mq.dlq.get(id_)).kind == "BadAmount"
+    died = first(r'name="died" value="([^"]*)"', (await browser.get(f"/message/delete?id={id_}")).text)
+    assert (await send(browser, "/message/delete", {"id": id_, "died": died})).status_code == 303
+    assert await mq.dlq.count() == 0
+
+
 async def test_exact_numbers_survive_an_edit(
     mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
 ) -> None:

@@ -295,7 +295,9 @@ async def delete(call: Call) -> Done:
     """Delete a dead letter for good."""
     id_ = check_id(call.target)
     letter = await call.desk.queue.dlq.get(id_)
-    deleted = await call.desk.queue.dlq.delete(id_)
+    if died := call.form.get("died"):
+        _check_same(letter, died)
+    deleted = await call.desk.queue.dlq.delete(id_, died_at=[letter.died_at])
     said = f"deleted {id_}" if deleted else f"{id_} was not dead any more; nothing was done"
     return Done(said, link("dlq", group=letter.group), deleted)
 
@@ -380,7 +382,7 @@ async def replay_edited(call: Call) -> Done | Response:
 
 def _check_same(letter: DeadLetter, died: str) -> None:
     if died != repr(letter.died_at):
-        raise Refused(409, "it was replayed and has died again since the page was loaded; edit it anew")
+        raise Refused(409, "it was replayed and has died again since the page was loaded; look at it anew")
 
 
 def _edited(call: Call, letter: DeadLetter) -> msgspec.Raw:
