@@ -51,7 +51,7 @@ async def fill(mq: RedisMessageQueue) -> None:
         await past(mq, "newsletters.weekly", minute, 18, done=False)
     await past(mq, "invoice", 125, 5, done=False)
     await mq.pause("newsletters.weekly")
-    await mq.note_act("anna", "pause", "newsletters.weekly", said="paused")
+    await mq.note_act("operator", "pause", "newsletters.weekly", said="paused")
     customer = {"id": 9007199254740993, "mail": "ada@example.org"}
     for n in range(211):
         payment = {"number": 20931 + n, "amount": "129.00", "customer": customer, "note": "<b>urgent</b>"}
@@ -119,7 +119,7 @@ async def take_all(binary: str, directory: str, everything: bool) -> None:
         await eventually(lambda: has_died_again(mq), 60)
         broken_shop.bank_is_down = False
         selling = asyncio.create_task(sell(mq))
-        app = mq.dashboard(auth=lambda _: WebUser("anna"), redact=["mail"])
+        app = mq.dashboard(auth=lambda _: WebUser("operator"), redact=["mail"])
         async with serving(app) as url, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=binary, args=FLAGS)
             await asyncio.sleep(12)  # the rates are those of the last ten seconds
