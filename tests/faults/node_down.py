@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHARDS = 8
-RATE = 10
+RATE, RATE_OF_TESTS = 15, 10
 """Messages a second and shard: well below what two cores carry, so that a queue that stops is what shows."""
 LEASE = 3.0
 PATIENCE = 2.0
@@ -106,7 +106,9 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
             options = usual | {"lease": LEASE, "concurrency": 8, "crash_limit": 1000}
             workers = [arena.worker(**options) for _ in range(3)]
             keys = {f"s{number}": _leading_to(number) for number in range(SHARDS)}
-            producer = arena.spread(keys, {"sleep": 0.1}, rate=RATE, patience=PATIENCE, **usual)
+            producer = arena.spread(
+                keys, {"sleep": 0.1}, rate=run.size(RATE, RATE_OF_TESTS), patience=PATIENCE, **usual
+            )
             await arena.busy(*workers)
             await _caught_up(arena.queue)
             before = time.monotonic()
