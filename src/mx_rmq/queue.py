@@ -527,6 +527,9 @@ class RedisMessageQueue:
             after: the ``next`` of the page before; None for the first page.
             reverse: list them in the opposite order; pass it with every page.
 
+        With several shards, all but dead messages are listed shard by shard, in this order on each;
+        ``schedule`` tells which are due next on all of them.
+
         A page may be short, even empty, although more follow: as long as ``next`` is not None there is more
         to look at. Messages move on between two pages.
         """
