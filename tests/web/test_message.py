@@ -105,7 +105,7 @@ async def test_its_life_is_told_in_order(
     found = re.search(r'<ol class="timeline".*?</ol>', page, re.DOTALL)
     assert found
     life = [text_of(each) for each in re.findall(r"<li.*?</li>", found[0], re.DOTALL)]
-    assert [" ".join(each.split()[:2]).removesuffix(" now") for each in life] == [
+    assert [re.sub(r" (now|\d+s)$", "", " ".join(each.split()[:2])) for each in life] == [
         *("produced", "attempt 1", "attempt 2", "replayed by", "attempt 3", "attempt 4"),
         *("replayed once", "dead, died"),
     ]
