@@ -6,7 +6,6 @@ anew from the run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.project.pages import ROOT, section, text_of
+from tests.shop import broken_shop
 from tests.words import ONE_SERVER, eventually
 
 if TYPE_CHECKING:
@@ -43,24 +43,8 @@ WRITES = bool(os.environ.get("MX_RMQ_WRITE_DOCS"))
 async def shop(
     server: EmbeddedServer, redis: Redis, make_queue: MakeQueue
 ) -> AsyncIterator[RedisMessageQueue]:
-    """The broken shop, open for five minutes at most."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "examples/broken_shop.py", "--seconds", "300", "--orders", "1500"),
-        cwd=ROOT,
-        env=os.environ | {"MX_RMQ_URL": server.url},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert child.stdout is not None
-    try:
-        assert await child.stdout.readline() == b"The shop is broken. In another terminal:\n"
-        queue = make_queue(name="shop")
-        await queue.open()
+    async with broken_shop(server, make_queue, orders=1500) as queue:
         yield queue
-    finally:
-        child.send_signal(signal.SIGINT)
-        await child.communicate()
-    assert child.returncode == 0
 
 
 class Operator:

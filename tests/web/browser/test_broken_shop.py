@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.cli.conftest import Cli
 from tests.cli.programs import running
 from tests.project.pages import ROOT
+from tests.shop import broken_shop
 from tests.web.browser.tab import IN_BROWSER
 from tests.words import eventually
 
@@ -38,24 +39,8 @@ ORDERS = 300
 async def shop(
     server: EmbeddedServer, redis: Redis, make_queue: MakeQueue
 ) -> AsyncIterator[RedisMessageQueue]:
-    """The broken shop, open for five minutes at most."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "examples/broken_shop.py", "--seconds", "300", "--orders", str(ORDERS)),
-        cwd=ROOT,
-        env=os.environ | {"MX_RMQ_URL": server.url},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert child.stdout is not None
-    try:
-        assert await child.stdout.readline() == b"The shop is broken. In another terminal:\n"
-        queue = make_queue(name="shop")
-        await queue.open()
+    async with broken_shop(server, make_queue, orders=ORDERS) as queue:
         yield queue
-    finally:
-        child.send_signal(signal.SIGINT)
-        await child.communicate()
-    assert child.returncode == 0
 
 
 async def test_every_problem_is_seen_and_mended_in_the_browser(
