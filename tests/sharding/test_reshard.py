@@ -130,7 +130,7 @@ async def test_an_id_stays_taken_through_a_reshard(make_queue: MakeQueue) -> Non
     mq, producer = make_queue(shards=2), make_queue(shards=2)
     working(mq)
     await producer.open()
-    await mq.produce("t", "later", message_id="delayed", delay=2.5)
+    await mq.produce("t", "later", message_id="delayed", delay=600)
     await mq.produce("t", "bad", message_id="dead")
     await mq.produce("t", 1, message_id="done", dedup_for=60)
     await mq.produce("t", 1, message_id="done-with-key", key="k", dedup_for=60)
@@ -151,6 +151,7 @@ async def test_an_id_stays_taken_through_a_reshard(make_queue: MakeQueue) -> Non
     await begun.wait()
     await check({"delayed", "dead", "done"})
     assert not (await producer.produce("t", 3, message_id="new")).duplicate
+    assert await producer.run_now("delayed")
     await going
     await check({"dead", "done"})
     assert (await producer.find("dead")).state == "dead"

@@ -35,10 +35,12 @@ class ParkedClaim:
 
     Args:
         holdings: of the worker on the shard to claim from.
+        is_registered: whether other workers look at the connection.
     """
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, *, is_registered: bool) -> None:
         self._holdings = holdings
+        self._is_registered = is_registered
         self._connection = holdings.shard.new_connection(0.0)
         self._commands = holdings.shard.connection
         self._loop = asyncio.get_running_loop()
@@ -70,8 +72,11 @@ class ParkedClaim:
             self._wire, self._client = wire, self._loop.create_future()
             self._client.add_done_callback(self._identified)
             self._holdings.parked = None
-            commands[:0] = [("CLIENT", "ID"), ("INFO", "server")]
-            receivers[:0] = [self._client, _Answer(self._introduce)]
+            if self._is_registered:
+                commands.insert(0, ("INFO", "server"))
+                receivers.insert(0, _Answer(self._introduce))
+            commands.insert(0, ("CLIENT", "ID"))
+            receivers.insert(0, self._client)
         self._claimed = claimed
         wire.send_together(commands, receivers, waits=longest)
 
