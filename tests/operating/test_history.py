@@ -23,6 +23,7 @@ from mx_rmq.operating.history import bars, history, rates
 from mx_rmq.storage.connection import Connection
 from mx_rmq.storage.history import MOST_TOPICS
 from mx_rmq.storage.keys import Keys
+from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.store import Store
 from tests.harness import START_US
 from tests.words import drained, eventually, new
@@ -59,7 +60,7 @@ class Counted:
 
 
 def shards_of(*stores: Store) -> list[Shard]:
-    return [cast("Shard", SimpleNamespace(operating=store)) for store in stores]
+    return [cast("Shard", SimpleNamespace(operating=store, naming=ShardNaming("", ""))) for store in stores]
 
 
 @pytest.fixture

@@ -55,14 +55,16 @@ class DeadQueries:
         """
         start = 0
         if after is not None:
-            died = after.died_ms.decode()
-            rank, died_ms, others = await asyncio.gather(
+            rank, died_ms = await asyncio.gather(
                 self._read("ZREVRANK" if latest else "ZRANK", "dlq", after.id),
                 self._read("ZSCORE", "dlq", after.id),
-                self._read("ZCOUNT", "dlq", *(f"({died}", "+inf") if latest else ("-inf", f"({died}")),
             )
-            is_there = rank is not None and died_ms is not None and float(died_ms) == float(died)
-            start = rank + 1 if is_there else others
+            died = after.died_ms.decode()
+            if rank is not None and died_ms is not None and float(died_ms) == float(died):
+                start = rank + 1
+            else:
+                others = (f"({died}", "+inf") if latest else ("-inf", f"({died}")
+                start = await self._read("ZCOUNT", "dlq", *others)
         order = ("REV", "WITHSCORES") if latest else ("WITHSCORES",)
         while True:
             rows = await self._read("ZRANGE", "dlq", start, start + count - 1, *order)
