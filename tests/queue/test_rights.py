@@ -257,6 +257,7 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
             page = await mq.dlq.list(limit=1)
             await mq.dlq.list(after=page.next)
             await mq.list("orders", state="delayed")
+            await mq.schedule()
             letter = (await mq.dlq.get("dead")).as_dict()
             await mq.dlq.restore(letter | {"id": f"more{n}"} for n in range(300))
             assert await mq.dlq.replay_all(error="nothing") == 0

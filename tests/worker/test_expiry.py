@@ -96,10 +96,10 @@ async def test_the_lifetime_is_not_prolonged_by_a_retry(mq: RedisMessageQueue) -
 async def test_a_handler_that_has_begun_may_outlive_its_message(mq: RedisMessageQueue) -> None:
     @mq.handler("t")
     async def on_t(payload: int) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.1)
 
     await mq.start()
-    await mq.produce("t", 1, message_id="A1", ttl=0.2)
+    await mq.produce("t", 1, message_id="A1", ttl=1.0)
     await in_state(mq, "A1", "gone")
 
 

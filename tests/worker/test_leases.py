@@ -206,7 +206,7 @@ async def test_whatever_a_handler_does_after_its_lease_is_lost_changes_nothing(
     assert ended == [True]
     after = await read_state(redis)
     for state in (before[0], after):  # the worker's own signs of life
-        for key in ("workers", "workers_seen"):
+        for key in ("workers", "workers_seen", "workers_connections"):
             state.pop(key, None)
     assert after == before[0]
     (record,) = events(caplog, "lease.lost")

@@ -52,7 +52,7 @@ class Fetcher(Service):
         self._ready = ready
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._parked = ParkedClaim(holdings, is_registered=config.recovery_grace is not None)
+        self._parked = ParkedClaim(holdings)
         self._wakeup = Wakeup(holdings.shard, self.alarm, config.poll)
         ready.on_room(self.alarm.ring)
         self._topic_of = {holdings.shard.keys.of_topic(topic, "wake"): topic for topic in ready.topics}

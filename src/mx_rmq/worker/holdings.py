@@ -57,6 +57,8 @@ class Holdings:
         """Also read by the lease keeper's thread."""
         self.present_until = inf
         """Until when, by the loop's clock, no other worker can take this one for vanished."""
+        self.is_watched = True
+        """Whether other workers look at this one's connections."""
         self.parked: ClientIdentity | None = None
         """The connection of the parked claim; None if it is not known."""
         self.registered: Registered | None = None

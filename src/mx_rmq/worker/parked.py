@@ -35,12 +35,10 @@ class ParkedClaim:
 
     Args:
         holdings: of the worker on the shard to claim from.
-        is_registered: whether other workers look at the connection.
     """
 
-    def __init__(self, holdings: Holdings, *, is_registered: bool) -> None:
+    def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._is_registered = is_registered
         self._connection = holdings.shard.new_connection(0.0)
         self._commands = holdings.shard.connection
         self._loop = asyncio.get_running_loop()
@@ -72,7 +70,7 @@ class ParkedClaim:
             self._wire, self._client = wire, self._loop.create_future()
             self._client.add_done_callback(self._identified)
             self._holdings.parked = None
-            if self._is_registered:
+            if self._holdings.is_watched:
                 commands.insert(0, ("INFO", "server"))
                 receivers.insert(0, _Answer(self._introduce))
             commands.insert(0, ("CLIENT", "ID"))

@@ -68,6 +68,7 @@ class Presence:
         """The worker's name."""
         self._queue = config.name
         self._grace = config.recovery_grace
+        holdings.is_watched = self._grace is not None
         # A worker that has not registered for this long has no lease left.
         self._silence = max(SILENCE, config.lease + REGISTER)
         self._facts = dict(facts)
@@ -179,6 +180,7 @@ class Presence:
             if before and before == self._connection.number:  # else two connections answered
                 break
         self._known = before
+        self._holdings.is_watched = refusal is None
         self._introduce()
         if refusal is not None:
             self._cannot(refusal)
@@ -214,6 +216,7 @@ class Presence:
     def _cannot(self, error: ResponseError) -> None:
         """Rely on the leases alone until there is another connection."""
         self._own = self._holdings.registered = None
+        self._holdings.is_watched = False
         self._missing.clear()
         self._introduce()
         if not self._told:
