@@ -45,7 +45,7 @@ class Crowd:
 async def crowd(bench: Bench, scale: float) -> AsyncIterator[Crowd]:
     """Fill the queue; a worker that has some messages runs as long."""
     ids, half = await _fill(bench, scale)
-    mq = RedisMessageQueue(bench.url, name="bench", server_check="off", concurrency=2)
+    mq = RedisMessageQueue(bench.url, name="bench", server_check="off", stop_grace=0, concurrency=2)
     begun = asyncio.Semaphore(0)
 
     @mq.handler("slow")

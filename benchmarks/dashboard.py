@@ -35,7 +35,9 @@ async def dashboard(scale: float, rounds: int) -> Iterator[Row]:
     rows: list[Row] = []
     async with fresh() as bench:
         async with crowd(bench, scale) as whole, dashboards(bench.url) as (browser,):
-            rows += await answers(browser, await addresses(bench, browser, whole))
+            rows += await answers(
+                browser, await addresses(bench, browser, whole), LOOKS if scale > 0.1 else 1
+            )
         rows += await drains(bench, scale, rounds)
     async with fresh() as bench:
         rows += await tabs(bench, scale)
@@ -110,9 +112,9 @@ def link(path: str, **query: str) -> str:
     return f"{path}?{asked}" if asked else path
 
 
-async def answers(browser: Browser, found: dict[str, str]) -> list[Row]:
+async def answers(browser: Browser, found: dict[str, str], looks: int) -> list[Row]:
     took: dict[str, list[float]] = {name: [] for name in (*found, "live figures", "search payloads")}
-    for _ in range(LOOKS):
+    for _ in range(looks):
         for name, path in found.items():
             took[name].append((await browser.get(path)).took)
         took["live figures"].append(await browser.first_figures())
@@ -138,17 +140,20 @@ async def stop_jobs(browser: Browser) -> None:
 async def tabs(bench: Bench, scale: float) -> list[Row]:
     for n in range(MANY_TOPICS):
         await bench.store.produce(f"topic-{n}", [message() for _ in range(10)])
-    lasts = max(4.0, LASTS * scale)
+    lasts = max(1.0, LASTS * scale)
 
     async def watched(browser: Browser, count: int) -> list[float]:
         async with open_tabs([browser], count):
             return await measured(bench, lasts)
 
     async with dashboards(bench.url) as (browser,):
-        await asyncio.sleep(3)  # until the looks of the first page have ended
+        await asyncio.sleep(min(3.0, lasts))  # until the looks of the first page have ended
         idle, *_ = await measured(bench, lasts)
         # In turns and the middle of some: what is read once in a minute falls into one of them.
-        turns = [(await watched(browser, 1), await watched(browser, TABS)) for _ in range(TURNS)]
+        turns = [
+            (await watched(browser, 1), await watched(browser, TABS))
+            for _ in range(TURNS if scale > 0.1 else 1)
+        ]
     (one, one_commands), (many, many_commands) = (
         [median(each[n] for each in some) for n in (0, 1)] for some in zip(*turns, strict=True)
     )
