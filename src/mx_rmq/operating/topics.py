@@ -96,7 +96,7 @@ class Topics:
             await refuse_unknown_topic(self._shards, topic, self._handled)
 
     async def _on_all(self, act: Callable[[Shard], Awaitable[bool]]) -> list[bool]:
-        """Act on all shards, also on those of a reshard that begins meanwhile; see ``resharding``."""
+        """Act on all shards, also on those of a reshard that begins before it is done; see ``resharding``."""
         done = await ask_all(await self._shards.now(), act)
         with suppress(ServerUnavailable):  # then none begins
             while await self._shards.look():

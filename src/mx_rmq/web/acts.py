@@ -33,7 +33,7 @@ _MOST_FIELDS: Final = 2000
 _AGAIN: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds after which the end of a job is noted again, if that was not possible."""
 _PATIENCE: Final = 30.0
-"""Seconds that a form may take to arrive; a sender that stops would keep its connection for ever."""
+"""Seconds that a form may take to arrive; a sender that stops would keep its connection open."""
 _ENCODED: Final = 3
 """Bytes of a form for one byte of a payload, at most."""
 

@@ -70,8 +70,8 @@ class Rounds:
         self._queries = Queries(holdings.shard.store)
         self._turns = Turns(holdings.shard.store, "observer", worker)
         self._also = also or _nothing
-        # If the server stands still for two thirds of a lease, leases of living owners end. It must meet a
-        # question of every worker in that time: whoever notices gives the owners time.
+        # If the server stands still for two thirds of a lease, leases of living owners end. Every worker must
+        # ask it something in that time: one that notices the pause gives the owners time.
         self._longest = min(_LONGEST, 0.6 * config.lease)
         self._loop = asyncio.get_running_loop()
         self._asked_at, self._made_at = -inf, self._loop.time()
