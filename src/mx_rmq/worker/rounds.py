@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.config import Config
     from mx_rmq.worker.holdings import Holdings
 
-FEW: Final = 8
-"""Up to so many workers each make rounds of their own."""
+FEW: Final = 16
+"""Up to so many workers each make rounds of their own; those that were just killed count until then."""
 PER_SECOND: Final = 16
 """How often in a second many workers together ask for a turn at least."""
 _BUSY: Final = 0.5
