@@ -21,7 +21,7 @@ from tests.faults.node_down import node_down
 from tests.faults.poison_pills import poison_pills
 from tests.faults.primary_lost import primary_lost_memory, primary_lost_replicated
 from tests.faults.replies_cut import replies_cut
-from tests.faults.resharded import resharded
+from tests.faults.resharded import resharded, resharded_killed
 from tests.faults.run import Fault
 from tests.faults.scripts_flushed import least_privilege, scripts_flushed
 from tests.faults.sentinel import sentinel
@@ -84,5 +84,6 @@ FAULTS: dict[str, Fault] = {
     "sentinel": sentinel,
     "tls": tls,
     "reshard": resharded,
+    "reshard-killed": resharded_killed,
     "soak": soak,
 }

@@ -118,7 +118,7 @@ async def _away(run: Run, how: str, seconds: float) -> Outage:
             since = time.monotonic()
             (rig.pause if how == "stopped" else rig.kill)(node)
             probing = asyncio.create_task(_probe(arena, outside, outage, sorted(lost), timeout))
-            anywhere = asyncio.create_task(_anywhere(arena, patient, since + seconds))
+            anywhere = asyncio.create_task(_anywhere(arena, patient, lost, since + seconds))
             await asyncio.sleep(seconds / 4)
             workers[0].kill()
             workers[0] = arena.worker(**options)
@@ -199,23 +199,26 @@ async def _probe(
         await asyncio.sleep(0.05)
 
 
-async def _anywhere(arena: Arena, mq: RedisMessageQueue, until: float) -> list[tuple[str, float, float]]:
+async def _anywhere(
+    arena: Arena, mq: RedisMessageQueue, lost: set[int], until: float
+) -> list[tuple[str, float, float]]:
     """Produce without key and id, again and again; what was produced, when, and how long it took.
 
-    What was on its way when the node went waits for it, and may be given up: then it has no id here.
+    The first messages lead to the lost shards, so that the program notices each of them at once. What was
+    on its way to one waits for it, and may be given up: then it has no id here.
     """
 
-    async def one() -> tuple[str, float, float]:
+    async def one(message_id: str | None = None) -> tuple[str, float, float]:
         began = time.monotonic()
         try:
-            id_ = await mq.produce(TOPIC, {})
+            id_ = await mq.produce(TOPIC, {}, message_id=message_id)
         except ServerUnavailable:
             return "", began, time.monotonic() - began
         arena.ledger.write("tried", id_)
         arena.ledger.write("acked", id_)
         return id_, began, time.monotonic() - began
 
-    calls = []
+    calls = [asyncio.create_task(one(_leading_to(number, "first-"))) for number in sorted(lost)]
     while time.monotonic() < until:
         calls.append(asyncio.create_task(one()))
         await asyncio.sleep(0.1)

@@ -465,6 +465,15 @@ class Mixer:
         for pick in range(len(IDS)):
             yield Produce(topic, (self.spec()._replace(pick=pick),), False, "")
 
+    def woken_for_all(self) -> Iterable[Any]:
+        """A worker that was woken for each topic claims from all at once, and leaves a message in each."""
+        lane = self.lane()
+        for n, topic in enumerate(self.topics):
+            yield Produce(topic, tuple(Spec(2 * n + k, lane, None, 0.0) for k in (0, 1)), False, "")
+            yield Stir(topic)
+        wants = tuple(Want(topic, 1, 1) for topic in self.topics)
+        yield TakeSome(wants, self.choose((2, 1)), self.lease(), self.worker(), False, self.maybe())
+
     def found(self, topic: str) -> Iterable[Any]:
         """What looks at every entry, or nothing yet."""
         match self.choose(("", "claim", "purge")):
@@ -522,6 +531,7 @@ WEIGHTS: Final[dict[Kind, int]] = {
     Mixer.cancelled_in_the_middle: 2,
     Mixer.expired_in_the_middle: 2,
     Mixer.done_and_produced_alone: 1,
+    Mixer.woken_for_all: 1,
 }
 MENU: Final = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
 TIMES: Final = (0, *[1] * 15, *[2] * 4)

@@ -95,6 +95,10 @@ class Cluster(Rig[Node]):
         serving = {view.slots[0].start: node for view, node in views if "master" in view.flags and view.slots}
         return [serving[slot] for slot in sorted(serving)]
 
+    def first_slot_of(self, primary: Node) -> int:
+        """The first slot that a node serves."""
+        return self._own_view(primary).slots[0].start
+
     # -- what can happen to it
 
     def failover(self, slot: int, how: str = "", *, within: float = 20.0) -> Node:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, Retry, Stored
+from mx_rmq import ConfigError, Retry, ServerUnavailable, Stored
 from mx_rmq.operating import resharding
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
@@ -253,6 +253,51 @@ async def test_a_reshard_that_was_interrupted_goes_on(make_queue: MakeQueue) -> 
     await eventually(lambda: len(done) == 200)
     assert set(done.values()) == {1}
     await mq.reshard(3)  # nothing to do
+
+
+async def test_a_layout_that_a_failover_undid_is_written_again(make_queue: MakeQueue, redis: Redis) -> None:
+    """The replica that takes over may not have heard of it, if messages need not be replicated."""
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.produce_many("t", range(20), delay=1.0)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    await mq.produce_many("t", range(20, 40))
+    await redis.set("mx-rmq:{q}:layout", "0:2")
+    mq._lifecycle.shards._read_at = -inf
+    await mq.start()
+    await going
+    assert await redis.get("mx-rmq:{q}:layout") == b"1:3"
+    await eventually(lambda: len(done) == 40)
+    assert set(done.values()) == {1}
+
+
+async def test_what_is_moved_is_deleted_only_once_it_is_durable(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    working(mq)
+    ids = [str(await mq.produce("t", "bad")) for _ in range(4)]
+    await mq.start()
+    for id_ in ids:
+        await dead(mq, id_)
+    await mq.stop()
+    wary = make_queue(durability="replicated", durability_timeout=0.05)
+    await wary.open()
+    with pytest.raises(ServerUnavailable, match=r"written, but 0 of 1 replicas .*; call reshard again"):
+        await wary.reshard(3)
+    seen: asyncio.Queue[Resharding] = asyncio.Queue()
+    going = asyncio.create_task(wary.reshard(3, progress=seen.put_nowait))
+    first = await seen.get()
+    going.cancel()
+    assert first.moved == 0
+    assert all("copied to it, but 0 of 1 replicas confirmed it within 0.05 s" in away for away in first.away)
+    assert {away.split(" at ")[0] for away in first.away} <= {f"shard 1.{n}" for n in range(3)}
+    old = [shard for some in wary._lifecycle.shards.older for shard in some]
+    assert sum([(await shard.operating.left()).dead for shard in old]) == 4
+    plain = make_queue()
+    await plain.open()
+    await plain.reshard(3)
+    assert await plain.dlq.count() == 4
 
 
 async def test_programs_that_start_in_the_middle_may_name_either_number(make_queue: MakeQueue) -> None:

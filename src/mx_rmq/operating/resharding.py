@@ -2,6 +2,7 @@
 
 New messages go to the new generation; the older ones take none and drain. Workers serve all of them. What is
 dead is moved. Every step can be done again: a reshard that was interrupted goes on when it is called again.
+The layout and what is moved are written with the queue's durability, so that no failover undoes them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.checks import check_whole, is_label
-from mx_rmq.errors import ConfigError, ServerUnavailable
+from mx_rmq.errors import ConfigError, NotDurable, ServerUnavailable
 from mx_rmq.limits import BATCH, MOST_SHARDS
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from mx_rmq.operating.messages import read_message
@@ -22,7 +23,7 @@ from mx_rmq.storage.contract import Restore
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.resend import GrowingWait
+from mx_rmq.storage.resend import GrowingWait, resend
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout
 from mx_rmq.tables import plain_fields, table
@@ -43,6 +44,8 @@ _LOOKS: Final = (0.05, 1.0)
 """Seconds between two looks at what is left, at first and at most."""
 _GRACE: Final = 2.0
 """Seconds in which workers learn that a generation is gone, before its last keys are deleted."""
+_PATIENCE: Final = 30.0
+"""Seconds for which a shard that is away is tried when its last keys are deleted."""
 _SEALED: Final = {"done"}
 """What stays of a tag that is no shard any more: its seal."""
 _OF_QUEUE: Final = {"layout", "tails", "trail"}
@@ -157,6 +160,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
     """Spread a queue over another number of shards; see ``RedisMessageQueue.reshard``."""
     check_whole("shards", number, 1, MOST_SHARDS)
     await _begin(shards, number)
+    begun = shards.layout.current.number
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 
@@ -188,6 +192,8 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         before = now.left
         await asyncio.sleep(waits.next())
         await shards.now()  # another program may have gone on with it, or have begun the next
+        if shards.layout.current.number < begun:  # a replica took over that had not heard of the layout
+            await _begin(shards, number)
 
 
 async def _begin(shards: Shards, number: int) -> None:
@@ -204,13 +210,25 @@ async def _begin(shards: Shards, number: int) -> None:
         layout, before = shards.layout.grown(number), shards.current
         coming = shards.of(layout.current)
         paused = await _carry_pauses(before, coming)
-        status, _ = await store.set_layout(text, str(layout))
-        if status > 0:
+        if await _set_layout(shards, text, layout):
             shards.use(layout)
             # What is paused from now on is paused on the new shards too: ``pause`` reads the layout last.
             await _carry_pauses(before, coming, paused)
             await _copy(shards, layout)
             return
+
+
+async def _set_layout(shards: Shards, known: str, layout: Layout) -> bool:
+    """Write the layout if the one that was read is there still; returns whether it is written.
+
+    Raises:
+        ServerUnavailable: the server has it, but not as durably as the queue wants its messages.
+    """
+    try:
+        status, _ = await shards.base.durable.set_layout(known, str(layout))
+    except NotDurable as error:
+        raise ServerUnavailable(f"the layout is written, but {error.lacking}; call reshard again") from error
+    return status > 0
 
 
 async def _carry_pauses(
@@ -262,16 +280,22 @@ async def _move_dead(shards: Shards, old: Shard) -> int:
             for row in rows:
                 homes[_home(shards, row)].append(row)
 
-            async def put(home: Shard, own: Sequence[DeadRow]) -> None:
-                await home.operating.restore([_restore(row) for row in own])
-
-            await asyncio.gather(*(put(home, own) for home, own in homes.items()))
+            await asyncio.gather(*(_put(home, own) for home, own in homes.items()))
             ids = [row.id.decode(errors="replace") for row in rows]
             gone = await old.operating.delete_dead(ids, [row.died_at for row in rows])
             moved += gone
             if gone < len(rows):
                 await _take_back(shards, old, rows)
     return moved
+
+
+async def _put(home: Shard, rows: Sequence[DeadRow]) -> None:
+    with home.naming():
+        try:
+            await home.durable.restore([_restore(row) for row in rows])
+        except NotDurable as error:
+            why = f"dead messages are copied to it, but {error.lacking}"
+            raise ServerUnavailable(why) from error
 
 
 async def _take_back(shards: Shards, old: Shard, rows: Sequence[DeadRow]) -> None:
@@ -303,13 +327,17 @@ async def _finish(shards: Shards) -> None:
         await _carry_done(shards, shard)
     known = shards.layout
     layout = type(known)((known.current,))
-    status, _ = await shards.base.operating.set_layout(str(known), str(layout))
-    if status <= 0:
+    if not await _set_layout(shards, str(known), layout):
         raise ConfigError("another program reshards the queue; call reshard again to go on")
     shards.use(layout)
     await _copy(shards, layout)
     await asyncio.sleep(_GRACE)
-    await ask_all(older, lambda shard: _clear(shard, is_base=shard is shards.base))
+
+    async def clear(shard: Shard) -> None:
+        # Nobody would come back to it: the layout has forgotten the shard.
+        await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
+
+    await ask_all(older, clear)
 
 
 async def _carry_done(shards: Shards, old: Shard) -> None:

@@ -107,6 +107,12 @@ class Shard:
             store = self._stores[durability] = self._store_on(commands)
         return store
 
+    @property
+    def durable(self) -> Store:
+        """For operators' writes that must be as durable as the queue's messages."""
+        durability = self._config.durability
+        return self.operating if durability == "memory" else self.store_for(durability)
+
     def new_connection(self, longest: float) -> Connection:
         """A separate connection for commands that wait up to *longest* seconds."""
         connection = Connection(
