@@ -91,6 +91,31 @@ async def test_all_callers_share_one_connection(link: Connection, redis: Redis) 
     assert len(set(ids)) == 1
 
 
+async def test_what_is_held_back_leaves_in_one_write(link: Connection, redis: Redis) -> None:
+    async def reads() -> int:
+        return int((await redis.info("stats"))["total_reads_processed"])
+
+    async def ask(turns: int) -> bytes:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return bytes(await link.execute_command("ECHO", str(turns)))
+
+    link.hold_back()  # there is no connection yet, and nothing to hold back
+    assert await ask(0) == b"0"
+    before = await reads()
+    link.hold_back()
+    link.hold_back()
+    assert await asyncio.gather(*map(ask, range(4))) == [b"0", b"1", b"2", b"3"]
+    assert await reads() == before + 2, "one for all of them, and one to ask for the number"
+    link.hold_back()
+    lost = asyncio.create_task(ask(0))
+    await asyncio.sleep(0)
+    link.lose("by the test")
+    with pytest.raises(ServerUnavailable, match="by the test"):
+        await lost
+    assert await ask(0) == b"0"
+
+
 async def test_an_error_is_its_own_commands_only(link: Connection) -> None:
     calls = []
     for n in range(300):

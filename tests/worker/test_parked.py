@@ -87,10 +87,32 @@ async def test_of_many_workers_each_parks_its_claim_longer(make_queue: MakeQueue
     assert pops == [pytest.approx(201 / 50)]
 
 
-def test_a_claim_is_never_parked_for_more_than_a_third_of_its_lease() -> None:
+def test_how_long_a_claim_is_parked() -> None:
     config = Config(name="q", poll=2.0, lease=15.0)
-    assert [parked_for(config, workers) for workers in (1, 100, 200, 1000)] == [2.0, 2.0, 4.0, 5.0]
-    assert parked_for(Config(name="q", poll=60.0, lease=15.0), 1) == 5.0
+    assert [parked_for(config, n) for n in (1, 100, 200, 1000, 9000)] == [2.0, 2.0, 4.0, 20.0, 20.0]
+    assert parked_for(Config(name="q", poll=60.0, lease=15.0), 1) == 5.0, "a third of the lease"
+
+
+async def test_a_lease_counts_from_when_the_parked_claim_ran(make_queue: MakeQueue, redis: Redis) -> None:
+    """Many workers park for longer than a lease lasts; one that counted from the sending would have none."""
+    mq, outside = make_queue(lease=0.5), make_queue()
+    started: list[float] = []
+
+    @mq.handler("t")
+    async def handle(payload: int, ctx: Context) -> None:
+        started.append(ctx._job.leased_until - asyncio.get_running_loop().time())
+
+    await outside.open()
+    for n in range(200):
+        await store_of(redis).register_worker(f"w{n}", b"{}", silence=60)
+    await mq.start()
+    await parked(redis)
+    await asyncio.sleep(0.8)  # of four seconds
+    await outside.produce("t", 1)
+    await eventually(lambda: started)
+    assert started[0] > 0.2
+    await drained(outside)
+    assert len(started) == 1
 
 
 async def test_a_claim_may_be_parked_for_longer_than_the_server_may_be_silent(

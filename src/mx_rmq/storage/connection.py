@@ -113,6 +113,11 @@ class Connection:
         with wire.letting_go(until, *replies):
             return await asyncio.gather(*replies, return_exceptions=True)
 
+    def hold_back(self) -> None:
+        """Let the commands of tasks that are started now leave in one write, if a connection is open."""
+        if self._wire is not None and not self._wire.lost:
+            self._wire.hold_back()
+
     async def _connect_and_send(self, args: tuple[Any, ...]) -> Any:
         wire, until = await self._connected()
         reply = wire.send(args)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _INCOMPLETE: Final = object()
 _LOOKS: Final = 4
 """How often per timeout a waiting connection checks whether bytes are still being sent."""
+_TURNS: Final = 6
+"""Turns of the event loop in which tasks that were just started have all written their commands."""
 
 
 class CutShort(ServerUnavailable):
@@ -59,6 +61,8 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._waiting: deque[tuple[Receiver, float]] = deque()
         """Who gets the next replies, and from when on each counts as late after the timeout."""
+        self._held: list[bytes] | None = None
+        """What was written since ``hold_back``; None if all is written at once."""
         self._written = 0
         self._left = 0
         """How many bytes had been sent at the last check."""
@@ -94,7 +98,10 @@ class Wire(asyncio.Protocol):
             for receiver in receivers:
                 receiver.set_exception(ServerUnavailable("the connection was lost"))
             return
-        self._transport.write(packed)
+        if self._held is None:
+            self._transport.write(packed)
+        else:
+            self._held.append(packed)
         self._written += len(packed)
         now = self._loop.time()
         for receiver in receivers:
@@ -102,6 +109,23 @@ class Wire(asyncio.Protocol):
         if self._watch is None:
             self._leaving = 0
             self._watch = self._loop.call_at(now + self._timeout / _LOOKS, self._look)
+
+    def hold_back(self) -> None:
+        """Let the commands of tasks that are started now leave in one piece.
+
+        The server wakes up once for all of them. Whoever writes meanwhile waits a few turns of the loop.
+        """
+        if self._held is None:
+            self._held = []
+            self._let_out(_TURNS)
+
+    def _let_out(self, turns: int) -> None:
+        if turns:
+            self._loop.call_soon(self._let_out, turns - 1)
+            return
+        held, self._held = self._held, None
+        if held and not self.lost:
+            self._transport.write(b"".join(held))
 
     @contextmanager
     def letting_go(self, until: float | None, *replies: asyncio.Future[Any]) -> Iterator[None]:

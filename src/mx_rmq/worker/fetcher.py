@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _LOOKS: Final = 50
 """How often in a second many idle workers together look for messages whose token was lost."""
+_LONGEST: Final = 20.0
+"""Seconds for which a claim waits for a token at most, however many workers there are."""
 _BLIND: Final = 0.1
 """Seconds between two claims while tokens cannot be waited for."""
 
@@ -145,7 +147,8 @@ class Fetcher(Service):
         self._covered = frozenset(want.topic for want in wants)
         try:
             longest = parked_for(self._config, self._holdings.workers)
-            await self._parked.send(keys, longest, command, partial(self._answered, wants))
+            timed = longest > _untimed(self._config)
+            await self._parked.send(keys, longest, command, partial(self._answered, wants), timed=timed)
         except BaseException:
             self._covered = frozenset()
             raise
@@ -155,7 +158,7 @@ class Fetcher(Service):
         if not await self._parked.end():
             self._failure = None  # the connection was closed on purpose
 
-    def _answered(self, wants: Sequence[Want], sent_at: float, popped: Any, reply: Any) -> None:
+    def _answered(self, wants: Sequence[Want], claimed_at: float, popped: Any, reply: Any) -> None:
         """Take the answer to the parked claim; runs while the reply is being read.
 
         What goes wrong here is raised in ``wait``.
@@ -179,7 +182,7 @@ class Fetcher(Service):
                     if topic not in self.refused:
                         self._heat(topic)
                 else:
-                    self._take_in(topic, claims[topic], sent_at + self._config.lease, parked=True)
+                    self._take_in(topic, claims[topic], claimed_at + self._config.lease, parked=True)
         except Exception as error:
             self._failure = error
             self._heat(*self._doubtful)
@@ -303,5 +306,9 @@ class Fetcher(Service):
 
 def parked_for(config: Config, workers: int) -> float:
     """Seconds that a claim waits for a token: longer if there are many workers, each of which looks."""
-    # A parked lease is counted from when the claim was sent, so most of it must be left when it is run.
-    return min(max(config.poll, workers / _LOOKS), config.lease / 3)
+    return max(min(config.poll, _untimed(config)), min(workers / _LOOKS, _LONGEST))
+
+
+def _untimed(config: Config) -> float:
+    """The longest wait of a claim whose lease counts from when it was sent: most of it must be left."""
+    return config.lease / 3

@@ -127,6 +127,8 @@ class Monitor(Service):
             self._has_looked = True
         mine = False
         if self._rounds.wait() <= 0:
+            if self._rounds.are_shared and not self._holdings.jobs:
+                self._shard.connection.hold_back()
             turn = self._rounds.ask()
             if self._presence.is_due(early=self._rounds.are_shared):  # in the same write
                 (mine, heard), _ = await asyncio.gather(turn, self._presence.register())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mx_rmq.worker.holdings import Holdings
 
     OnAnswer = Callable[[float, Any, Any], None]
-    """Called while the reply to a claim is being read. It gets when the claim was sent, by the loop's
-    clock, the reply to the pop before it, and the reply; errors stand in place of replies."""
+    """Called while the reply to a claim is being read. It gets when the claim was made at the earliest, by
+    the loop's clock, the reply to the pop before it, and the reply; errors stand in place of replies."""
 
 _PATIENCE: Final = 0.1
 """Seconds to wait for a reply that should come at once."""
@@ -51,21 +51,42 @@ class ParkedClaim:
         """Whether the server lets this user end a pop; it is not known until that was tried."""
 
     async def send(
-        self, keys: Collection[str], longest: float, claim: tuple[Any, ...], on_answer: OnAnswer
+        self,
+        keys: Collection[str],
+        longest: float,
+        claim: tuple[Any, ...],
+        on_answer: OnAnswer,
+        *,
+        timed: bool = False,
     ) -> None:
-        """Wait for a token at any of *keys*, at most *longest* seconds, then claim."""
+        """Wait for a token at any of *keys*, at most *longest* seconds, then claim.
+
+        Args:
+            keys: of wake tokens.
+            longest: seconds.
+            claim: the command.
+            on_answer: takes the reply.
+            timed: whether the server's clock tells when the claim was made; otherwise it counts from when it
+                was sent.
+        """
         wire = await self._connection.opened()
-        claimed, pop = self._loop.create_future(), self._loop.create_future()
+        claimed, pop, began = (self._loop.create_future() for _ in range(3))
         sent_at = self._loop.time()
 
         def answer(reply: Any) -> None:
             if self._claimed is claimed:
                 self._claimed = None
             claimed.set_result(None)
-            on_answer(sent_at, pop.exception() or pop.result(), reply)
+            at = sent_at
+            if timed and began.exception() is None:
+                at = min(sent_at + _passed(began.result(), reply), self._loop.time())
+            on_answer(at, pop.exception() or pop.result(), reply)
 
         commands: list[tuple[Any, ...]] = [("BLPOP", *keys, longest), claim]
         receivers: list[Receiver] = [pop, _Answer(answer)]
+        if timed:
+            commands.insert(0, ("TIME",))
+            receivers.insert(0, began)
         if wire is not self._wire:  # learn by which number its pops can be ended, and others see it
             self._wire, self._client = wire, self._loop.create_future()
             self._client.add_done_callback(self._identified)
@@ -115,6 +136,14 @@ class ParkedClaim:
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()
+
+
+def _passed(began: Any, reply: Any) -> float:
+    """Seconds between the server's time before the pop and that in the reply to a claim; 0 if not known."""
+    if not isinstance(reply, list):
+        return 0.0
+    seconds, micros = map(int, began)
+    return max(0.0, int(reply[0]) / 1e6 - (seconds + micros / 1e6))
 
 
 class _Answer:
