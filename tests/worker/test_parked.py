@@ -94,13 +94,13 @@ def test_how_long_a_claim_is_parked() -> None:
 
 
 async def test_a_lease_counts_from_when_the_parked_claim_ran(make_queue: MakeQueue, redis: Redis) -> None:
-    """Many workers park for longer than a lease lasts; one that counted from the sending would have none."""
+    """Many workers park for longer than a lease lasts; by the time of sending, the lease would be over."""
     mq, outside = make_queue(lease=0.5), make_queue()
-    started: list[float] = []
+    started: list[str] = []
 
     @mq.handler("t")
     async def handle(payload: int, ctx: Context) -> None:
-        started.append(ctx._job.leased_until - asyncio.get_running_loop().time())
+        started.append(ctx.token)
 
     await outside.open()
     for n in range(200):
@@ -110,9 +110,7 @@ async def test_a_lease_counts_from_when_the_parked_claim_ran(make_queue: MakeQue
     await asyncio.sleep(0.8)  # of four seconds
     await outside.produce("t", 1)
     await eventually(lambda: started)
-    assert started[0] > 0.2
-    await drained(outside)
-    assert len(started) == 1
+    assert started[0].startswith("1@"), "it was not given back"
 
 
 async def test_a_claim_may_be_parked_for_longer_than_the_server_may_be_silent(
