@@ -390,7 +390,7 @@ class Mixer:
     def seal(self) -> Iterable[Any]:
         """Seldom, since little happens after it; what was produced before is sent again."""
         if self.seldom():
-            yield Produce(self.topic(), (self.spec(),), self.maybe(), "p")
+            yield Produce(self.topic(), self.choose(((self.spec(),), self.crowd(2))), self.maybe(), "p")
             yield Seal()
             yield Again(1)
             yield self.choose((Again(2), Restore(self.topic(), self.picks(), 5.0, 0)))
