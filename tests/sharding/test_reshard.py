@@ -15,7 +15,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.worker import holds
 from tests.harness import command
-from tests.words import dead, drained, events, eventually, in_state, is_sound
+from tests.words import dead, drained, events, eventually, in_state, is_sound, new
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -232,6 +232,120 @@ async def test_a_topic_that_was_held_too_late_is_let_go(
         await shard.store.hold("t")
     await mq.produce_many("t", range(20), key="k")
     await eventually(lambda: len(done) == 20)
+
+
+async def test_a_topic_that_was_held_on_the_oldest_shards_is_let_go(make_queue: MakeQueue) -> None:
+    """By a producer that took them for the new ones; nothing is older than they are."""
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.produce_many("t", range(20))
+    await mq.produce("t", 20, delay=0.6)
+    for shard in mq._lifecycle.shards:
+        await shard.store.hold("t")
+    held = (await mq.produce("t", 21)).split()[0]
+    assert "`mx-rmq shards` shows what they have left" in await mq.explain(held)
+    await mq.start()
+    await mq.reshard(3)
+    await eventually(lambda: len(done) == 22)
+
+
+async def test_a_producer_holds_no_topic_on_an_older_shard(make_queue: MakeQueue) -> None:
+    mq, late = make_queue(shards=2), make_queue(shards=2)
+    await late.open()
+    await mq.produce("t", 1, delay=60)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    await late._lifecycle.shards.look()
+    (old,) = {shard for some in late._lifecycle.shards.older for shard in some[:1]}
+    message, producer = new("m", key="k"), late._lifecycle.producer
+    assert producer is not None
+    await producer._placing.before(old, "t", message)
+    assert await Queries(old.store).held() == set()
+    current = late._lifecycle.shards.current[0]
+    await producer._placing.before(current, "t", message)
+    assert await Queries(current.store).held() == {"t"}
+    going.cancel()
+
+
+async def test_a_reshard_ends_no_generation_that_another_has_begun_since(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of that it has looked at no shard, and would delete what is there."""
+    mq = make_queue(shards=2)
+    working(mq)
+    await mq.start()
+    carry_done = resharding._carry_done
+
+    async def meanwhile(shards: Any, old: Any) -> None:
+        await carry_done(shards, old)
+        await redis.set("mx-rmq:{q}:layout", "0:2 1:3 2:4")
+        await shards.look()
+
+    monkeypatch.setattr(resharding, "_carry_done", meanwhile)
+    with pytest.raises(ConfigError, match="another program reshards the queue"):
+        await mq.reshard(3)
+    assert await redis.get("mx-rmq:{q}:layout") == b"0:2 1:3 2:4"
+
+
+async def test_a_queue_that_was_resharded_and_deleted_can_be_made_again(make_queue: MakeQueue) -> None:
+    """The seals of its first life are left; nobody knows how many shards it had then."""
+    mq = make_queue(shards=2)
+    working(mq)
+    await mq.start()
+    await mq.reshard(3)
+    await mq.stop()
+    operator = make_queue()
+    await operator.open()
+    await operator.delete()
+    again, stale = make_queue(shards=2), make_queue()
+    done = working(again)
+    await again.produce_many("t", range(10))
+    stale.sync.produce_many("t", range(10, 20))
+    for shard in again._lifecycle.shards:
+        await shard.store.seal()  # as if it had been away when the queue was made
+    await again.produce_many("t", range(20, 30))
+    for shard in again._lifecycle.shards:
+        await shard.store.seal()
+    await asyncio.to_thread(stale.sync.produce_many, "t", range(30, 40))
+    await again.produce("t", "bad")
+    await again.start()
+    await eventually(lambda: len(done) == 41)
+    await again.reshard(3)  # to shards that were sealed in the first life, too
+    assert await again.dlq.count() == 1
+    await again.produce("t", 40)
+    await eventually(lambda: done[40])
+
+
+async def test_a_producer_learns_that_the_older_shards_are_gone(make_queue: MakeQueue) -> None:
+    """Or it would ask them for ever whether an id is taken."""
+    mq, producer = make_queue(shards=2), make_queue()
+    working(mq)
+    await mq.start()
+    await mq.produce("t", 1, delay=0.5)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    await producer.produce("t", 2, message_id="a")
+    assert producer._lifecycle.shards.older
+    await going
+
+    async def knows() -> bool:
+        await producer.produce("t", 3)
+        return not producer._lifecycle.shards.older
+
+    await eventually(knows)
+
+
+async def test_receipts_keep_the_order_when_shards_are_learnt_of(make_queue: MakeQueue) -> None:
+    mq, producer = make_queue(), make_queue()
+    working(mq)
+    await mq.start()
+    await producer.produce("t", -1)  # it knows one shard
+    await mq.reshard(5)
+    ids = [str(receipt) for receipt in await producer.produce_many("t", range(100), delay=60)]
+    payloads = [(await mq.find(id_)).payload for id_ in ids]
+    assert payloads == list(range(100))
 
 
 async def test_a_reshard_that_was_interrupted_goes_on(make_queue: MakeQueue) -> None:

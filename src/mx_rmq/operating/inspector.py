@@ -117,6 +117,11 @@ class Inspector:
             return f"its lifetime ended at {utc(facts.expires_at)}; {await self._mover()}"
         if any(await self._ask(lambda queries: queries.paused(facts.topic))):
             return "the topic is paused"
+        if any(facts.topic in held for held in await self._ask(lambda queries: queries.held())):
+            return (
+                "the queue is being resharded, and the topic waits on the new shards until its messages on "
+                "the older ones are done; `mx-rmq shards` shows what they have left"
+            )
         workers = await self.workers()
         serving = [worker for worker in workers if facts.topic in worker.topics]
         if not serving:

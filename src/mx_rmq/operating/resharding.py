@@ -20,6 +20,7 @@ from mx_rmq.limits import BATCH, MOST_SHARDS
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from mx_rmq.operating.messages import read_message
 from mx_rmq.storage.contract import Restore
+from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
@@ -161,6 +162,8 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
     check_whole("shards", number, 1, MOST_SHARDS)
     await _begin(shards, number)
     begun = shards.layout.current.number
+    # A queue of this name that was deleted may have left its seals; dead messages are moved there soon.
+    await ask_known(shards.current, lambda shard: shard.operating.unseal())
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 
@@ -172,7 +175,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         return await shard.operating.left()
 
     while shards.older:
-        older = [shard for some in shards.older for shard in some]
+        known, older = shards.layout, [shard for some in shards.older for shard in some]
         left, away = await ask_known(older, look)
         now = Resharding(
             number,
@@ -185,7 +188,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         if progress is not None:
             progress(now)
         if not away and all(each.nothing for each in left):
-            await _finish(shards)
+            await _finish(shards, known, older)
             break
         if now.left != before:
             waits.reset()
@@ -276,12 +279,15 @@ async def _move_dead(shards: Shards, old: Shard) -> int:
     with Walk(old.operating, Filter()) as walk:
         while found := await walk.next(_AT_ONCE):
             rows = [row for row in found if is_label(row.id)]  # others are for the audit
+            # They were read a while ago: an operator may have replayed or deleted some since.
+            deaths = await DeadQueries(old.operating).deaths([_text(row.id) for row in rows])
+            rows = [row for row, died_at in zip(rows, deaths, strict=True) if died_at == row.died_at]
             homes: dict[Shard, list[DeadRow]] = defaultdict(list)
             for row in rows:
                 homes[_home(shards, row)].append(row)
 
             await asyncio.gather(*(_put(home, own) for home, own in homes.items()))
-            ids = [row.id.decode(errors="replace") for row in rows]
+            ids = [_text(row.id) for row in rows]
             gone = await old.operating.delete_dead(ids, [row.died_at for row in rows])
             moved += gone
             if gone < len(rows):
@@ -300,32 +306,39 @@ async def _put(home: Shard, rows: Sequence[DeadRow]) -> None:
 
 async def _take_back(shards: Shards, old: Shard, rows: Sequence[DeadRow]) -> None:
     """Delete the copies of messages that an operator replayed on the older shard just then."""
-    ids = [row.id.decode(errors="replace") for row in rows]
+    ids = [_text(row.id) for row in rows]
     taken = await Queries(old.operating).topics_of(ids)
     for row, topic in zip(rows, taken, strict=True):
         if topic:
             home = _home(shards, row)
-            await home.operating.delete_dead([row.id.decode(errors="replace")], [row.died_at])
+            await home.operating.delete_dead([_text(row.id)], [row.died_at])
 
 
 def _home(shards: Shards, row: DeadRow) -> Shard:
-    id_ = row.id.decode(errors="replace")
-    message, _ = read_message(row.body, id_, row.topic.decode(errors="replace"))
+    id_ = _text(row.id)
+    message, _ = read_message(row.body, id_, _text(row.topic))
     leader = (message.key if message is not None else "") or id_
     return shards.current[shard_number(leader, len(shards.current))]
 
 
 def _restore(row: DeadRow) -> Restore:
-    id_, topic = row.id.decode(errors="replace"), row.topic.decode(errors="replace")
+    id_, topic = _text(row.id), _text(row.topic)
     return Restore(id_, topic or "unknown", row.died_at, row.body or b"-", row.error)
 
 
-async def _finish(shards: Shards) -> None:
-    """Carry over which ids stay taken, and remove the older generations from the layout."""
-    older = [shard for some in shards.older for shard in some]
+async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> None:
+    """Carry over which ids stay taken, and remove the older generations from the layout.
+
+    Args:
+        shards: of the queue.
+        known: the layout by which the older shards were found empty; there may be another one since.
+        older: these shards.
+
+    Raises:
+        ConfigError: another program has changed the layout.
+    """
     for shard in older:
         await _carry_done(shards, shard)
-    known = shards.layout
     layout = type(known)((known.current,))
     if not await _set_layout(shards, str(known), layout):
         raise ConfigError("another program reshards the queue; call reshard again to go on")
@@ -357,6 +370,7 @@ async def _carry(done: Sequence[tuple[str, int]], shard: Shard) -> None:
 
 async def _clear(shard: Shard, *, is_base: bool) -> None:
     """Delete the small keys of a shard that is done; its seal stays, for programs that know no better."""
+    await shard.operating.seal()
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
     kept = _SEALED | _OF_QUEUE if is_base else _SEALED
@@ -368,3 +382,7 @@ async def _clear(shard: Shard, *, is_base: bool) -> None:
     done = keys.of_queue("done")
     while ids := await command("ZRANGE", done, "-inf", "(inf", "BYSCORE", "LIMIT", 0, BATCH):
         await command("ZREM", done, *ids)
+
+
+def _text(stored: bytes) -> str:
+    return stored.decode(errors="replace")

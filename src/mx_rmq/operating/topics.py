@@ -97,10 +97,14 @@ class Topics:
 
     async def _on_all(self, act: Callable[[Shard], Awaitable[bool]]) -> list[bool]:
         """Act on all shards, also on those of a reshard that begins before it is done; see ``resharding``."""
-        done = await ask_all(await self._shards.now(), act)
+        known = (await self._shards.now()).layout
+        done = await ask_all(self._shards, act)
         with suppress(ServerUnavailable):  # then none begins
-            while await self._shards.look():
+            await self._shards.look()
+            while self._shards.layout != known:  # whoever in this process has read it
+                known = self._shards.layout
                 done += await ask_all(self._shards, act)
+                await self._shards.look()
         return done
 
     async def purge(self, topic: str, progress: Callable[[int], None] | None = None) -> int:

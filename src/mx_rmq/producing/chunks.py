@@ -174,7 +174,7 @@ class Chunks:
             await sending.flush()
         finally:
             await sending.ended()
-        return sending.receipts
+        return sending.in_order()
 
 
 class _Sending:
@@ -216,7 +216,8 @@ class _Sending:
         """Send what is left, and wait until everything is stored."""
         while self._unsent:
             for shard in list(self._unsent):
-                await self._send(shard)
+                if shard in self._unsent:  # what another shard had no room for may have sent it
+                    await self._send(shard)
         for under_way in self._under_way.values():
             while under_way:
                 self.receipts.extend(await under_way.popleft().sent)

@@ -47,6 +47,8 @@ class Placing:
         self._config = config
         self._shards = shards
         self._probes: dict[Shard, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        """Reads the layout."""
         self._sealed: set[Shard] = set()
         """Shards of older generations that are known to take no messages."""
         self._held: set[tuple[Shard, str]] = set()
@@ -54,6 +56,8 @@ class Placing:
 
     def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
         """The shard for a message; the message may get another id, which leads to that shard."""
+        if self._shards.older:
+            self._look_soon()
         shard = self._shards.home(message.key or message.id)
         if message.is_bound or shard.is_well:
             return shard, message
@@ -63,6 +67,19 @@ class Placing:
             return shard, message
         number = _dice.choice(well)
         return current[number], with_id(message, id_for(number, len(current)))
+
+    def _look_soon(self) -> None:
+        """Read the layout, at most once a second, while there are older generations: they end.
+
+        No message waits for it: the server of the layout may be away.
+        """
+        if self._looking is None and self._shards.is_old:
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        with suppress(MxRmqError):  # the last one known is right, if not the newest
+            await self._shards.now()
+        self._looking = None
 
     async def before(self, shard: Shard, topic: str, message: NewMessage) -> Stored:
         """Do what must be done before a bound message is stored while there are older generations.
@@ -79,9 +96,11 @@ class Placing:
                 taken = await self._ask_older(older, message)
             if taken is not Stored.STORED:
                 return taken
-        if message.key and (shard, topic) not in self._held and (await self._shards.now()).older:
-            await shard.store.hold(topic)
-            self._held.add((shard, topic))
+        if message.key and (shard, topic) not in self._held:
+            shards = await self._shards.now()
+            if shards.older and shard in shards.current:  # another refuses the message, and it goes elsewhere
+                await shard.store.hold(topic)
+                self._held.add((shard, topic))
         return Stored.STORED
 
     async def _ask_older(self, older: Shard, message: NewMessage) -> Stored:
@@ -135,23 +154,29 @@ class Placing:
     async def relearn(self, sealed: Shard | None = None) -> None:
         """Read the layout after a shard refused messages because the queue has another layout.
 
+        If that still has the shard, the seal is an old one, and is removed: a layout is always written
+        before the shards that it makes older are sealed.
+
         Args:
             sealed: the shard; None for the only one that was known.
 
         Raises:
             ServerUnavailable: the layout could not be read for ``patience`` seconds.
-            StoreError: it still has the shard as a current one.
+            StoreError: no layout is stored, but the queue has one.
         """
         sealed = sealed or self._shards.base
         waits, until = GrowingWait(), monotonic() + self._config.patience
         while sealed in self._shards.current:
             problem: MxRmqError
             try:
-                if await self._shards.look(self._shards.base.store):
+                if await self._shards.look(self._shards.base.store) or sealed not in self._shards.current:
                     continue
+                if sealed.name:
+                    await sealed.store.unseal()
+                    return
                 problem = StoreError(
-                    f"shard {sealed.name or 0} of queue {self._config.name!r} takes no messages, "
-                    f"but the layout {self._shards.layout} still has it; set the layout right"
+                    f"queue {self._config.name!r} has several shards, but its layout is not stored any more; "
+                    f"write it again: SET {sealed.keys.of_queue('layout')} 0:8 for 8 shards"
                 )
             except ServerUnavailable as error:
                 problem = error
@@ -162,8 +187,9 @@ class Placing:
 
     def close(self) -> None:
         """Try no shard any more."""
-        for probe in list(self._probes.values()):
-            probe.cancel()
+        for task in (*self._probes.values(), self._looking):
+            if task is not None:
+                task.cancel()
 
 
 def id_for(number: int, count: int) -> str:

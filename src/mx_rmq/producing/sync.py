@@ -235,7 +235,7 @@ class SyncProducer:
                     (taken,) = run_blocking(older.store.taken([message.id]))
                     if taken is not Stored.STORED:
                         return taken
-        if message.key and (shard, topic) not in self._prepared:
+        if message.key and (shard, topic) not in self._prepared and shard in self._shards:
             run_blocking(shard.store.hold(topic))
             self._prepared.add((shard, topic))
         return Stored.STORED
@@ -324,6 +324,7 @@ class SyncProducer:
             for name in layout.current.names:
                 # No message needs the copies.
                 with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
+                    run_blocking(shard.store.unseal())
                     run_blocking(shard.store.set_layout("", str(layout)))
         return layout
 
@@ -364,11 +365,14 @@ class SyncProducer:
                 failed=partial(base.failed, patience=self._config.patience),
             )
             layout = Layout.parse(text)
-            if layout is None or {*layout.current.names} & {shard.name for shard in sealed}:
+            if layout is None or "" in layout.current.names:
                 raise StoreError(
-                    f"shards of queue {self._config.name!r} take no messages, but the layout {text!r} still "
-                    "has them; set the layout right"
+                    f"queue {self._config.name!r} has several shards, but its layout is {text!r}; write it "
+                    f"again: SET {base.store.keys.of_queue('layout')} 0:8 for 8 shards"
                 )
+            for shard in sealed:
+                if shard.name in layout.current.names:  # as ``Placing.relearn`` does
+                    run_blocking(shard.store.unseal())
             self._use(layout)
 
     def _new_shard(self, name: str) -> _SyncShard:

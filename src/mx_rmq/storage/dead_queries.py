@@ -91,7 +91,12 @@ class DeadQueries:
 
     async def are_dead(self, ids: Sequence[str]) -> list[bool]:
         """Whether each message is in the DLQ."""
-        return [score is not None for score in await self._read("ZMSCORE", "dlq", *ids)] if ids else []
+        return [died_at is not None for died_at in await self.deaths(ids)]
+
+    async def deaths(self, ids: Sequence[str]) -> list[float | None]:
+        """When each message died, in seconds since 1970; None if it is not in the DLQ."""
+        scores = await self._read("ZMSCORE", "dlq", *ids) if ids else []
+        return [None if score is None else float(score) / 1000 for score in scores]
 
     async def groups(self) -> tuple[int, dict[str, StoredGroup]]:
         """How many messages are dead, and their groups by id."""

@@ -104,6 +104,11 @@ class Shards(Sequence["Shard"]):
         """Whether the layout was ever read."""
         return self._read_at > -inf
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the layout that was last read does not count as the present one any more."""
+        return monotonic() - self._read_at > FRESH
+
     async def settle(self) -> None:
         """Learn the layout, and write it first if the queue is new and the program wants a number.
 
@@ -123,8 +128,10 @@ class Shards(Sequence["Shard"]):
     async def _settled(self, wanted: int) -> Layout:
         layout, is_new = await settled_layout(self.base.store, wanted)
         if is_new and wanted > 1:  # by the copies a program can start while the server of this tag is away
-            copies = [self._shard(name).store.set_layout("", str(layout)) for name in layout.current.names]
-            await asyncio.gather(*copies, return_exceptions=True)  # no message needs them
+            stores = [self._shard(name).store for name in layout.current.names]
+            copies = [store.set_layout("", str(layout)) for store in stores]
+            # No message needs them; and what is still sealed is found at the first message.
+            await asyncio.gather(*copies, *(store.unseal() for store in stores), return_exceptions=True)
         return layout
 
     async def _copied(self, wanted: int, unknown: ServerUnavailable) -> Layout:
@@ -153,7 +160,7 @@ class Shards(Sequence["Shard"]):
 
     async def now(self) -> Shards:
         """The shards by a layout that is at most a second old; by the last one while it cannot be read."""
-        if monotonic() - self._read_at > FRESH:
+        if self.is_old:
             try:
                 await self.look()
             except ServerUnavailable:

@@ -38,13 +38,10 @@ class Holds(Service):
     async def step(self) -> float:
         """Look once at all topics that are held."""
         generations = self._shards.generations
-        if len(generations) == 1:
-            await self._look(generations[0], ())
-            return _SELDOM
-        for number, some in enumerate(generations[:-1]):
+        for number, some in enumerate(generations):  # the oldest one too: it waits for nothing
             older = [shard for each in generations[number + 1 :] for shard in each]
             await self._look(some, older)
-        return _INTERVAL
+        return _INTERVAL if len(generations) > 1 else _SELDOM
 
     async def _look(self, shards: Sequence[Shard], older: Sequence[Shard]) -> None:
         held: dict[Shard, set[str]] = {}

@@ -11,8 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from redis.exceptions import ResponseError
+
 from mx_rmq import events
-from mx_rmq.errors import MxRmqError, NoHandler
+from mx_rmq.errors import ConfigError, MxRmqError, NoHandler, StoreError
 from mx_rmq.version import __version__
 from mx_rmq.worker.base_watch import BaseWatch
 from mx_rmq.worker.fetcher import Fetcher
@@ -111,6 +113,7 @@ class Worker:
         for shard in shards:
             self._serve(shard)
         self._watch: BaseWatch | None = None
+        self._layout_failed = False
         self._holds: Holds | None = None
         self._leaving: dict[Holdings, asyncio.Task[None]] = {}
         self._follow()
@@ -161,7 +164,18 @@ class Worker:
 
     async def _look(self) -> None:
         """Look at what concerns the whole queue: its layout, and what programs that tail want."""
-        await asyncio.gather(self._shards.look(self._shards.base.store), self._sharing.look())
+        await asyncio.gather(self._look_at_layout(), self._sharing.look())
+
+    async def _look_at_layout(self) -> None:
+        """Read the layout; what another program wrote in its place is told once, and stops no recovery."""
+        try:
+            await self._shards.look(self._shards.base.store)
+        except (StoreError, ConfigError, ResponseError) as error:
+            if not self._layout_failed:
+                self._layout_failed = True
+                events.emit(events.ServiceFailed(queue=self._config.name, service="layout"), error)
+        else:
+            self._layout_failed = False
 
     def _follow(self) -> None:
         """Serve the shards of a layout that has changed."""
@@ -173,7 +187,7 @@ class Worker:
             if holdings.shard not in self._shards and holdings not in self._leaving:
                 self._leaving[holdings] = asyncio.create_task(self._leave(holdings), name="mx-rmq-leave")
         if self._shards.base not in self._shards and self._watch is None:
-            self._watch = BaseWatch(self._shards.base, self._look)
+            self._watch = BaseWatch(self._shards.base, self._look, self._holdings)
             self._tasks[self._watch] = asyncio.create_task(self._watch.run(), name="mx-rmq-layout")
         if self._shards.layout.current.number and self._holds is None:  # it is or was resharded
             self._holds = Holds(self._shards)
