@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from mx_rmq import RedisMessageQueue
 from tests.cli.programs import running
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = ONE_SERVER
 
 
+@pytest.mark.usefixtures("redis")  # the server is empty
 async def test_it_shows_the_queue_live_until_it_is_stopped(cli: Cli, server: EmbeddedServer) -> None:
     async with RedisMessageQueue(server.url, name="q", server_check="off") as queue:
         await queue.produce_many("orders", range(77))

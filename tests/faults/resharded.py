@@ -1,4 +1,4 @@
-"""A queue gets other numbers of shards again and again, under load, while workers and primaries are killed."""
+"""A queue gets other numbers of shards, under load, again and again; workers and primaries are killed."""
 
 from __future__ import annotations
 

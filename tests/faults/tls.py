@@ -170,7 +170,7 @@ async def through(url: str, count: int) -> int:
 
 async def refused(mistake: Mistake, *, sync: bool) -> MxRmqError | None:
     user = {"username": "shop", "password": mistake.password} if mistake.password else {}
-    mq = RedisMessageQueue(mistake.url, name=QUEUE, server_check="off", **user)  # type: ignore[arg-type]
+    mq = RedisMessageQueue(mistake.url, name=QUEUE, server_check="off", **user)  # type: ignore[arg-type] # of strings only
     try:
         await (asyncio.to_thread(mq.sync.produce, "jobs", 1) if sync else mq.produce("jobs", 1))
     except MxRmqError as error:

@@ -195,7 +195,7 @@ async def test_the_doctor_sees_what_stands_still(queue: RedisMessageQueue, redis
     assert ("paused", "warning", "not delivered: held-up") in found
     assert ("unserved", "problem", "no live worker serves t: 1 message waiting") in found
     assert ("dead letters", "warning", "1 message in the DLQ") in found
-    assert ("workers", "warning", "silent for 15 s or longer: w1") in found
+    assert ("workers", "warning", "silent for 20 s or longer: w1") in found
     assert ("workers", "problem") in [each[:2] for each in found]
     assert any("mx-rmq 0.1" in text for what, _, text in found if what == "workers")
     assert all(each.remedy for each in checkup.diagnoses if each.level != "ok")

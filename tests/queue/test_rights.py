@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import ResponseError
 
-from mx_rmq import NotDrained, ProduceOptions, RedisMessageQueue, Reject, UnknownTopic
+from mx_rmq import NotDrained, ProduceOptions, RedisMessageQueue, Reject, StoreError, UnknownTopic
 from mx_rmq.operating.messages import STATES
 from tests.harness import command
 from tests.words import eventually
@@ -196,6 +196,7 @@ async def test_operators_need_the_third(redis: Redis, user: str, tcp: str) -> No
         assert await mq.dlq.restore(letters) == (1, 0, 1)
         assert [(each.error, each.count) for each in await mq.dlq.groups()] == [("Reject", 2)]
         assert await mq.queues() == ["shop"]
+        await mq.note_act("anna", "pause", "orders")
         with pytest.raises(UnknownTopic):
             await mq.pause("ordrs")
         for state in STATES:
@@ -266,3 +267,10 @@ async def test_and_operators_need_each_of_them(redis: Redis, user: str, tcp: str
 
         with pytest.raises(ResponseError, match=f"no permissions to run the '{right[1:]}' command"):
             await operate()
+
+
+async def test_and_the_trail_needs_one_that_its_script_uses(redis: Redis, user: str, tcp: str) -> None:
+    await command(redis, "ACL", "SETUSER", user, *BASE, *(rule for rule in OPERATOR if rule != "+ltrim"))
+    async with RedisMessageQueue(at(tcp), name="shop", server_check="off") as mq:
+        with pytest.raises(StoreError, match=r"note_act: .*(?:can't run|no permissions to run)"):
+            await mq.note_act("anna", "pause", "orders")

@@ -130,8 +130,8 @@ async def test_the_trail_says_who_stopped_a_job_and_how_far_it_came(mq: RedisMes
     await app.desk.jobs.ended(5.0)
     ends = [(act.who, act.said) for act in await mq.trail() if act.count == 7]
     assert ends == [
-        ("ben", "stopped: stopped after 7 by the end of the dashboard; what was done stays done"),
-        ("anna", "stopped: stopped after 7 by ben; what was done stays done"),
+        ("ben", "Do much: stopped: stopped after 7 by the end of the dashboard; what was done stays done"),
+        ("anna", "Do much: stopped: stopped after 7 by ben; what was done stays done"),
     ]
 
 
@@ -158,5 +158,5 @@ async def test_the_trail_has_the_end_of_a_job_that_failed_because_the_server_was
     await eventually(lambda: job._watch is None or job._watch.done())
     end, _begin = await outside.trail()
     assert (end.what, end.count) == ("replay", job.done)
-    assert end.said.startswith("failed: ")
+    assert end.said.startswith(f"{job.title}: failed: ")
     app.close()

@@ -152,6 +152,27 @@ async def test_a_message_is_edited_with_a_preview_and_replayed(
     assert [(act.what, act.target, act.count) for act in await mq.trail()] == [("edit and replay", id_, 1)]
 
 
+async def test_a_form_sends_back_what_it_was_given(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
+) -> None:
+    """Also what a page shows as something else, such as a no-break space and an invisible joiner."""
+    (id_,) = await die(mq, redis, "orders", [{"amount": "12x"}])
+    browser, new = opened(), '{"amount": "10\u00a0000 \u200d €"}'
+    fields = {"id": id_, "died": repr((await mq.dlq.get(id_)).died_at), "payload": new}
+    page = (await send(browser, "/message/edit/preview", fields)).text
+    assert html.unescape(first(r'name="payload" value="([^"]*)"', page)) == new
+    assert html.unescape(first(r"<textarea[^>]*>(.*?)</textarea>", page)) == new
+    page = (await browser.get("/dlq", params={"text": "a\u00a0b"})).text
+    assert 'value="a&#xa0;b"' in page
+
+
+async def test_the_way_to_the_content_stays_on_the_page(
+    mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
+) -> None:
+    (id_,) = await die(mq, redis, "orders", [1])
+    assert f'href="/message?id={id_}#main"' in (await opened().get(f"/message?id={id_}")).text
+
+
 async def test_an_edit_that_would_lose_a_hidden_value_is_refused(
     mq: RedisMessageQueue, redis: Redis, opened: Callable[..., Browser]
 ) -> None:

@@ -64,7 +64,7 @@ async def test_topics_and_errors_are_found_by_a_part_of_them(
     assert f'href="dlq?group={group.id}"' in page
     page = (await browser.get("/search?q=nothing%20such")).text
     assert "No topic has this in its name." in page
-    assert 'href="dlq?error=nothing+such"' in page
+    assert 'href="dlq?show=messages&amp;error=nothing+such"' in page
 
 
 async def test_payloads_are_searched_in_every_state(

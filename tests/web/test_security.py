@@ -95,7 +95,7 @@ async def test_a_token_opens_by_its_page_and_by_a_header(mq: RedisMessageQueue) 
     assert (await browser.get("/")).status_code == 303
     right = await browser.post("/login", {"token": TOKEN})
     assert right.status_code == 303
-    assert "HttpOnly; SameSite=Strict" in right.headers["set-cookie"]
+    assert "HttpOnly; SameSite=Lax" in right.headers["set-cookie"]
     page = await browser.get("/")
     assert page.status_code == 200
     assert "Log out" in page.text
@@ -104,6 +104,28 @@ async def test_a_token_opens_by_its_page_and_by_a_header(mq: RedisMessageQueue) 
     assert (await program.get("/")).status_code == 200
     program = Browser(mq.dashboard(auth=TOKEN), headers={"authorization": "Bearer wrong"})
     assert (await program.get("/")).status_code == 401
+
+
+async def test_a_login_leads_to_the_page_that_was_asked_for(mq: RedisMessageQueue) -> None:
+    browser = Browser(mq.dashboard(auth=TOKEN))
+    asked = (await browser.get("/dlq/replay?topic=a%2Fb&error=x")).headers["location"]
+    assert asked == "/login?to=dlq%2Freplay%3Ftopic%3Da%252Fb%26error%3Dx"
+    page = (await browser.get(asked)).text
+    assert 'name="to" value="dlq/replay?topic=a%2Fb&amp;error=x"' in page
+    wrong = await browser.post("/login", {"token": "another-token-that-is-long", "to": "dlq"})
+    assert 'name="to" value="dlq"' in wrong.text
+    right = await browser.post("/login", {"token": TOKEN, "to": "dlq/replay?topic=a%2Fb&error=x"})
+    assert right.headers["location"] == "/dlq/replay?topic=a%2Fb&error=x"
+
+
+@pytest.mark.parametrize(
+    "to", ["//evil.example", "/\\evil.example", "https://evil.example", "..", "a\n", "é?x"]
+)
+async def test_a_login_leads_to_no_other_site(mq: RedisMessageQueue, to: str) -> None:
+    browser = Browser(mq.dashboard(auth=TOKEN))
+    answer = await browser.post("/login", {"token": TOKEN, "to": to})
+    assert answer.headers["location"] == "/"
+    assert 'name="to"' not in (await browser.get("/login", params={"to": to})).text
 
 
 async def test_a_session_is_not_forged_and_not_another_dashboards(mq: RedisMessageQueue) -> None:

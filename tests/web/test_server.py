@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -60,6 +61,38 @@ async def test_an_audit_is_a_job_that_lists_what_it_found_and_changes_nothing(
     assert "its findings" in (await browser.get("/server")).text
     assert not any(report.clean for report in await mq.audit())
     assert await mq.trail() == []
+
+
+async def test_one_audit_at_a_time(mq: RedisMessageQueue, browse: Callable[..., Browser]) -> None:
+    """Each reads the whole queue."""
+    browser, go_on = browse(), asyncio.Event()
+    audit = mq.audit
+
+    async def slow(**options: Any) -> Any:
+        await go_on.wait()
+        return await audit(**options)
+
+    browser.app.desk.queue = Slow(mq, slow)
+    fields = {"form_token": await browser.token("/server"), "sure": "yes"}
+    first = await browser.post("/server/audit", fields)
+    for path in ("/server/audit", "/server/repair"):
+        again = await browser.post(path, fields)
+        assert again.headers["location"].startswith(first.headers["location"].partition("&")[0])
+        assert "under way already" in text_of((await browser.get(again.headers["location"])).text)
+    assert len(browser.app.desk.jobs.all()) == 1
+    go_on.set()
+    await ended(browser, first.headers["location"])
+
+
+class Slow:
+    """A queue whose audit takes as long as a test wants."""
+
+    def __init__(self, mq: RedisMessageQueue, audit: Callable[..., Any]) -> None:
+        self._mq = mq
+        self.audit = audit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mq, name)
 
 
 async def test_a_repair_is_confirmed_mends_and_is_in_the_trail(

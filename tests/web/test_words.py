@@ -8,13 +8,18 @@ import pytest
 
 from mx_rmq.web.charts import Line, chart, nice_ceiling, sparkline
 from mx_rmq.web.redaction import HIDDEN, Redactor, Uncertain
-from mx_rmq.web.words import cut, link, shown
+from mx_rmq.web.words import begun, cut, link, shown
 
 
 def test_texts_show_what_they_hide() -> None:
     assert shown("a\u202eb\x00c\x1b[1m\n\td") == "a\\u{202e}b␀c␛[1m\n\td"
     assert shown(None) == ""
     assert shown(7) == 7
+
+
+def test_a_sentence_begins_with_a_capital_and_keeps_its_names() -> None:
+    assert begun("paused by Anna at 256 MiB") == "Paused by Anna at 256 MiB"
+    assert begun("") == ""
 
 
 def test_long_texts_are_cut() -> None:
@@ -56,6 +61,13 @@ def test_fields_are_hidden_by_name_and_by_path() -> None:
         "others": [{"mail": "n", "password": HIDDEN}],
     }
     assert redact.headers({"PassWord": "x", "tenant": "7"}) == {"PassWord": HIDDEN, "tenant": "7"}
+    dotted = Redactor(["user.email"])
+    assert dotted.headers({"User.Email": "a@b", "email": "c"}) == {"User.Email": HIDDEN, "email": "c"}
+    assert dotted.hide({"user.email": 1, "a": {"user.email": 2}}) == {
+        "user.email": HIDDEN,
+        "a": {"user.email": HIDDEN},
+    }
+    assert dotted.keep({"user.email": HIDDEN}, {"user.email": "a@b"}) == {"user.email": "a@b"}
     assert not Redactor()
     assert Redactor().hide(PAYLOAD) is PAYLOAD
 

@@ -76,7 +76,7 @@ async def _serve(app: Any, listening: socket.socket) -> None:
         def capture_signals(self) -> Generator[None, None, None]:
             yield
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", server_header=False)
     config.timeout_graceful_shutdown = 1  # a page that is open keeps its answer open
     server = Server(config)
 

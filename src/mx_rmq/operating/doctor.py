@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from mx_rmq.errors import ServerUnavailable, StoreError
 from mx_rmq.operating.audit import audit
 from mx_rmq.operating.inspector import Inspector
+from mx_rmq.storage.queries import SILENCE
 from mx_rmq.storage.server_check import risks_of, too_old, version_of
 from mx_rmq.storage.server_facts import read_server
 from mx_rmq.tables import ago, counted, plain_fields, table
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "problem"]
 
-_STALE: Final = 15.0
-"""Seconds without a registration after which a worker is remarked: it registers every five."""
+LATE: Final = 2 / 3 * SILENCE
+"""Seconds without a registration that are remarked: a worker registers every five, one of many every 15."""
 _CLAIM: Final = 60.0
 """Seconds without a claim after which a worker with room does not consume: it looks every ``poll``."""
 _MOST_NAMED: Final = 5
@@ -316,9 +317,9 @@ def _topics(counts: Counts, workers: Workers) -> Iterator[Diagnosis]:
 def _workers(counts: Counts, workers: Workers) -> Iterator[Diagnosis]:
     yield Diagnosis("workers", "ok", f"{len(workers):,} live")
     now = workers.read_at
-    stale = [worker for worker in workers if now - worker.seen_at > _STALE]
+    stale = [worker for worker in workers if now - worker.seen_at > LATE]
     if stale:
-        said = f"silent for {_STALE:g} s or longer: {named([worker.name for worker in stale])}"
+        said = f"silent for {LATE:g} s or longer: {named([worker.name for worker in stale])}"
         remedy = "its process may be gone, stopped or cut off; its messages run elsewhere after their lease"
         yield Diagnosis("workers", "warning", said, remedy)
     sick = [(worker.name, not_consuming(worker, counts, now)) for worker in workers]

@@ -72,6 +72,7 @@ _OPERATE: Final[dict[str, str]] = {
     "zscan": "KEY 0",
     "mget": "KEY",
     "getrange": "KEY 0 0",
+    "ltrim": "KEY 0 1",
 }
 RIGHTS: Final[dict[str, dict[str, str]]] = {
     "produce and work": _WORK,
@@ -88,7 +89,7 @@ RIGHTS: Final[dict[str, dict[str, str]]] = {
 _NOT_TRIED: Final = frozenset(
     [
         *("set", "hset", "hincrby", "zadd", "lpush", "rpush", "blpop", "sadd", "rename", "publish"),
-        *("subscribe", "client|unblock"),
+        *("ltrim", "subscribe", "client|unblock"),
     ]
 )
 """Commands that would change something, or wait."""

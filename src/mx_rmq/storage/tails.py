@@ -6,7 +6,7 @@ is something in it, they publish their events on a channel of the queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Union
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -64,7 +64,8 @@ _UNKNOWN: Final = "unknown"
 """Stands for events that this version does not know."""
 _batches: Final = msgspec.json.Decoder(_Batch)
 _wants: Final = msgspec.json.Decoder(Want)
-_events: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(Union[tuple(KINDS)])  # noqa: UP007
+_any_event: Any = Union[tuple(KINDS)]  # noqa: UP007 - of a list that only exists at run time
+_events: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(_any_event)
 
 
 class Tails:

@@ -98,7 +98,7 @@ class Call:
                 return
             # A server that is away, which is why jobs fail, cannot be told so at once.
             for pause in _AGAIN:
-                said = f"{job.state}: {job.said}"
+                said = f"{job.title}: {job.state}: {job.said}"
                 if not await note(self.desk, self.user, self.what, self.target, job.done, said):
                     return
                 await asyncio.sleep(pause)

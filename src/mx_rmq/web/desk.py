@@ -90,6 +90,7 @@ class Desk:
         common = {
             "root": request.scope.get("root_path", "").rstrip("/") + "/",
             "here": str(request.url.path),
+            "query": request.url.query,
             "queue": self.queue.config.name,
             "server": self.queue.config.shown_url,
             "nav": self._nav if visitor else [],

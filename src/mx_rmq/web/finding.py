@@ -1,4 +1,4 @@
-"""Looking for a text in payloads: a scan that is bounded in messages, bytes and hits."""
+"""Looking for a text in payloads: a scan that is bounded in messages, bytes, hits and calls."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _AT_ONCE: Final = 500
 """Messages read in one call, at most."""
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 """Bytes that a call should read: the next calls ask for as many messages as have about this many."""
+_MOST_CALLS: Final = 10_000
+"""So many calls, also if few of the messages that they pass are of the topic."""
 _AROUND: Final = 60
 """Characters shown before and after a hit."""
 
@@ -62,7 +64,7 @@ class Scan:
         self._texts = {text.casefold(), json.dumps(text, ensure_ascii=False)[1:-1].casefold()}
         self._topic = topic
         self._states = STATES if state is None else (state,)
-        self._looked = self._bytes = self._hits = 0
+        self._looked = self._bytes = self._hits = self._calls = 0
 
     def total(self, counts: Counts) -> int:
         """How many messages it looks at."""
@@ -81,7 +83,10 @@ class Scan:
                 if why := self._is_over():
                     job.progress(self._looked)
                     return f"{self._said}; the search ended there, {why}"
+            self._calls += 1
             job.progress(self._looked)
+            if self._calls >= _MOST_CALLS:
+                return f"{self._said}; the search ended there, after {_MOST_CALLS:,} looks"
         return f"{self._said}; that is all there is"
 
     @property

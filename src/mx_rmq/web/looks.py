@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
@@ -94,7 +95,7 @@ class Looks:
         self._checkup: Shared[Checkup] = Shared(lambda: queue.doctor(audit_for=0), 60.0)
         self._trail: Shared[Trail] = Shared(lambda: queue.trail(MOST_ACTS), 5.0)
         self._histories: dict[Range, Shared[History]] = {
-            name: Shared(lambda minutes=minutes: queue.history(minutes=minutes), lasts)  # type: ignore[misc]
+            name: Shared(partial(queue.history, minutes=minutes), lasts)
             for (name, minutes), lasts in zip(RANGES.items(), (10.0, 60.0, 180.0), strict=True)
         }
 

@@ -26,6 +26,8 @@ MOST_PARTS: Final = 8
 MOST_FOLLOWED: Final = 200
 """Different parts that all tabs together may follow; each is drawn in every turn."""
 MOST_TABS: Final = 500
+_LONGEST: Final = 8000
+"""Characters of the names of parts; a filter is written with two for each byte."""
 _LASTS: Final = 20.0
 """Seconds of one answer. Browsers then ask again, so a server that stops does not wait for open tabs long."""
 
@@ -64,7 +66,7 @@ class Poller:
 
     def known(self, wanted: str) -> tuple[str, ...]:
         """Those of the parts in a text, separated by commas, that there are."""
-        names = [name for name in wanted[:2000].split(",") if name.partition(":")[0] in self._desk.live]
+        names = [name for name in wanted[:_LONGEST].split(",") if name.partition(":")[0] in self._desk.live]
         return tuple(dict.fromkeys(names))[:MOST_PARTS]
 
     def has_room(self, parts: tuple[str, ...]) -> bool:

@@ -43,7 +43,7 @@ class Redactor:
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Headers without the hidden values."""
-        return {name: HIDDEN if self._hides((name.lower(),)) else text for name, text in headers.items()}
+        return {name: HIDDEN if self._hides(_steps(name)) else text for name, text in headers.items()}
 
     def keep(self, edited: Any, original: Any) -> Any:
         """An edited payload with the original values where it still has ``HIDDEN``.
@@ -59,7 +59,7 @@ class Redactor:
     def _hide(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
             return {
-                name: HIDDEN if self._hides(inner := (*path, str(name).lower())) else self._hide(item, inner)
+                name: HIDDEN if self._hides(inner := (*path, *_steps(name))) else self._hide(item, inner)
                 for name, item in value.items()
             }
         if isinstance(value, list):
@@ -71,7 +71,7 @@ class Redactor:
             was = original if isinstance(original, dict) else {}
             kept = {}
             for name, item in edited.items():
-                inner = (*path, str(name).lower())
+                inner = (*path, *_steps(name))
                 was_hidden = item == HIDDEN and name in was and self._hides(inner)
                 kept[name] = was[name] if was_hidden else self._keep(item, was.get(name), inner)
             return kept
@@ -102,3 +102,8 @@ class Redactor:
                 was = original[n] if is_its_own else None
             kept.append(self._keep(item, was, path))
         return kept
+
+
+def _steps(name: object) -> tuple[str, ...]:
+    """The part of a path that a field makes; a name with dots makes as many steps as it would as a path."""
+    return tuple(str(name).lower().split("."))

@@ -27,6 +27,7 @@ from starlette.responses import RedirectResponse, Response
 from mx_rmq.checks import refusal
 from mx_rmq.errors import ConfigError
 from mx_rmq.web.users import RIGHTS, WebUser
+from mx_rmq.web.words import link
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -253,12 +254,15 @@ class Doorkeeper:
 
 
 def cookie(scope: Scope, name: str, value: str) -> str:
-    """The session's cookie as a header: for this dashboard only, not for scripts, not from other sites."""
+    """The session's cookie as a header: for this dashboard only, not for scripts or forms of other sites.
+
+    A link on another site brings it along, so that addresses can be shared; a change needs a form token.
+    """
     # Quoted as browsers quote the address: they compare the two, and a header is ASCII.
     path = quote(scope.get("root_path", "").rstrip("/") + "/", safe="/:@!$&'()*+,=")
     lasts = _LASTS if value else 0
     secure = "; Secure" if scope.get("scheme") == "https" else ""
-    return f"{name}={value}; Path={path}; Max-Age={lasts}; HttpOnly; SameSite=Strict{secure}"
+    return f"{name}={value}; Path={path}; Max-Age={lasts}; HttpOnly; SameSite=Lax{secure}"
 
 
 def check_origin(request: Request) -> None:
@@ -392,7 +396,9 @@ class Guard:
         except (Refused, HTTPException, ConfigError) as refused:
             is_unknown = isinstance(refused, Refused) and refused.status == 401
             if is_unknown and self._keeper.token and "text/html" in _accept(request):
-                response: Response = RedirectResponse(f"{scope.get('root_path', '')}/login", 303)
+                to = path.lstrip("/") + (f"?{request.url.query}" if request.url.query else "")
+                login = link("login", to=to if request.method == "GET" else "")
+                response: Response = RedirectResponse(f"{scope.get('root_path', '')}/{login}", 303)
             else:
                 response = self._refuse(request, refused)
             await response(scope, receive, with_headers)

@@ -38,10 +38,23 @@ def _visible(character: str) -> str:
     return f"\\u{{{code:x}}}"
 
 
+def exact(value: Any) -> Markup:
+    """A value in a form, which sends it back as it is; what ``shown`` would change is written as a number."""
+    text = str(escape(value))
+    if text.isprintable():
+        return Markup(text)  # noqa: S704 - it was escaped
+    return Markup("".join(each if each.isprintable() else f"&#x{ord(each):x};" for each in text))  # noqa: S704 - likewise
+
+
 def cut(text: str, most: int = _CUT) -> str:
     """A text on one line, at most so many characters."""
     line = " ".join(text[: 4 * most].split())
     return line if len(line) <= most and len(text) <= 4 * most else line[: most - 1] + "…"
+
+
+def begun(text: str) -> str:
+    """A text as the beginning of a sentence; names in it stay as they are written."""
+    return text[:1].upper() + text[1:]
 
 
 def number(value: int | None) -> str:
@@ -79,6 +92,8 @@ def link(path: str, **query: Any) -> str:
 
 FILTERS: Final = {
     "cut": cut,
+    "begun": begun,
+    "exact": exact,
     "number": number,
     "age": age,
     "took": took,

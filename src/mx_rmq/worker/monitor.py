@@ -178,7 +178,7 @@ class Monitor(Service):
             wait = _INTERVAL
         elif deadline is not None:
             # Many know of the same deadline; they do not all come at once.
-            apart = random() * _APART * self._holdings.workers if self._rounds.are_shared else 0.0  # noqa: S311
+            apart = random() * _APART * self._holdings.workers if self._rounds.are_shared else 0.0  # noqa: S311 - spreads the work
             wait = min(wait, deadline - now + apart)
         self._looks_at = asked_at + wait
         return False

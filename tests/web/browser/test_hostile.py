@@ -166,6 +166,7 @@ async def test_they_are_harmless_when_they_come_live(tabs: list[Tab], queue: Red
     await tab.find("#live-status.live").wait_for()
     await die(queue, "live", [some, more])
     await tab.find("#dead-total", has_text="2 dead letters").wait_for()
+    await tab.find("#none", has_text="Show them").wait_for()
     seen = await tab.page.evaluate(_LOOK)
     assert (seen["hit"], seen["violations"], seen["strangers"]) == (None, [], 0)
     assert tab.wrong == []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.text import Text
 
+from mx_rmq.operating.doctor import LATE
 from mx_rmq.operating.history import bars
 from mx_rmq.tables import ago, lasted, one_line, speed
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 _MINUTES: Final = 20
 """Minutes in a line of bars."""
 _STATES: Final = {"paused": "yellow", "no worker": "bold red", "failing": "red", "running": "green"}
-_LATE: Final = 10.0
-"""Seconds without a sign of life after which a worker is coloured."""
 _LAGGING: Final = 0.1
 """Seconds by which an event loop is late, likewise."""
 
@@ -97,7 +96,7 @@ def topic_cells(of: TopicFigures, now: float) -> list[Text]:
 
 def worker_cells(of: WorkerFacts, now: float) -> list[Text]:
     """A worker as a row of ``WORKERS``."""
-    silent = now - of.seen_at > _LATE
+    silent = now - of.seen_at > LATE
     lag = f"{of.loop_lag * 1000:.0f}ms" if of.version else "-"
     return [
         Text(one_line(_short(of.name), 40), style="red" if of.problems else ""),

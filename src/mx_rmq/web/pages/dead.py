@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from mx_rmq.errors import ConfigError
+from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead
 from mx_rmq.tables import counted
 from mx_rmq.web.acts import Done, act
@@ -92,7 +92,7 @@ async def _groups(request: Request, choice: Choice) -> Response:
         count=sum(group.count for group in found),
         uncounted=groups.uncounted,
         missing=groups.missing,
-        topics=sorted({group.topic for group in groups}),
+        topics=sorted({group.topic for group in groups})[:_MOST_GROUPS],
         errors=sorted({group.error for group in groups})[:_MOST_GROUPS],
         now=groups.read_at,
         may_act=_may_act(request),
@@ -104,7 +104,7 @@ async def _live_groups(desk: Desk, argument: str) -> Live:
     try:
         topic, error, text = json.loads(bytes.fromhex(argument))
         choice = Choice(topic=str(topic), error=str(error), text=str(text))
-    except ValueError:
+    except (ValueError, TypeError):
         return Live({})
     groups = await desk.looks.groups()
     found = of_groups(groups, choice)
@@ -114,6 +114,7 @@ async def _live_groups(desk: Desk, argument: str) -> Live:
         for group in found[:_MOST_GROUPS]
     }
     html["dead-total"] = desk.part("dead_parts.html", "total", count=count, groups=len(found))
+    html["none"] = desk.part("dead_parts.html", "nothing", choice=choice, count=count)
     return Live(html, {"groups": [f"group-{group.id}" for group in found[:_MOST_GROUPS]]})
 
 
@@ -268,6 +269,11 @@ async def _replay_ids(call: Call, choice: Choice) -> Done:
             replayed += await call.desk.queue.dlq.replay(id_)
         except NotDead as error:
             refused.append(str(error))
+        except MxRmqError as error:
+            if not replayed:
+                raise
+            refused.append(str(error))
+            break
     said = f"replayed {counted(replayed, 'dead letter')}: {cut(', '.join(choice.ids), 200)}"
     if refused:
         said = f"replayed {replayed:,} of {len(choice.ids):,} chosen; {cut(refused[0], 200)}"
@@ -305,6 +311,11 @@ def _number(form: Form, name: str, must: str, most: float) -> float | None:
     return number
 
 
+def _keep(job: Job, result: str) -> None:
+    if len(job.results) < _MOST_GROUPS:
+        job.results.append(result)
+
+
 async def _replay_parts(desk: Desk, job: Job, parts: list[Part], options: dict[str, Any]) -> str:
     """Replay group by group; canaries that fail stop their own group only."""
     done, stopped = 0, 0
@@ -318,11 +329,11 @@ async def _replay_parts(desk: Desk, job: Job, parts: list[Part], options: dict[s
         except CanaryDied as died:
             done += len(died.replayed)
             stopped += 1
-            job.results.append(f"{part.name}: {died}")
+            _keep(job, f"{part.name}: {died}")
         except CanaryUnfinished as unfinished:
             done += len(unfinished.replayed)
             stopped += 1
-            job.results.append(f"{part.name}: {unfinished}")
+            _keep(job, f"{part.name}: {unfinished}")
         job.progress(done)
     said = f"replayed {counted(done, 'dead letter')}"
     if not stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
+import re
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import RedirectResponse, Response
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _PAUSE: Final = 0.3
 """Seconds that a wrong token costs."""
+_PAGE: Final = re.compile(r"(?:[a-z]+(?:/[a-z]+)*)?(?:\?[!-~]{1,2000})?")
+"""The address of a page of the dashboard: no other site can be meant by it."""
 
 
 async def login(request: Request) -> Response:
@@ -28,16 +31,24 @@ async def login(request: Request) -> Response:
     if not desk.keeper.token:
         raise Refused(404, "this dashboard has no token")
     if request.method == "GET":
-        return desk.page(request, "login.html", title="Log in", said="")
+        to = _wanted(request.query_params.get("to", ""))
+        return desk.page(request, "login.html", title="Log in", said="", to=to)
     check_origin(request)
     form = await read_form(request, 4096)
+    to = _wanted(form.get("to"))
     if not desk.keeper.accepts(form.get("token"), request):
         await asyncio.sleep(_PAUSE)
-        return desk.page(request, "login.html", status=401, title="Log in", said="This is not the token.")
+        said = "This is not the token."
+        return desk.page(request, "login.html", status=401, title="Log in", said=said, to=to)
     _, value = desk.keeper.new_session()
-    response = RedirectResponse(address(request, ""), 303)
+    response = RedirectResponse(address(request, to), 303)
     response.headers.append("set-cookie", cookie(request.scope, desk.keeper.cookie, value))
     return response
+
+
+def _wanted(to: str) -> str:
+    """The page that was asked for before the login, below the dashboard's root; empty if it is none."""
+    return to if _PAGE.fullmatch(to) else ""
 
 
 @act("/logout", right="look", what="log out")

@@ -12,6 +12,7 @@ from mx_rmq.tables import counted
 from mx_rmq.web.acts import Done, act
 from mx_rmq.web.desk import Section, desk_of
 from mx_rmq.web.security import Refused
+from mx_rmq.web.words import link
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -58,6 +59,14 @@ def _last_audit(desk: Desk) -> Job | None:
     return next((job for job in desk.jobs.all() if job.title in (_AUDIT, _REPAIR)), None)
 
 
+def _running(desk: Desk) -> Done | None:
+    """Leads to the audit or repair that is under way: each reads the whole queue, so one at a time does."""
+    last = _last_audit(desk)
+    if last is None or not last.is_running:
+        return None
+    return Done(f"{last.title}: under way already, nothing else was begun", link("job", id=last.id))
+
+
 def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 6:
         raise Refused(400, f"acts must be a whole number, got {text[:20]!r}")
@@ -67,6 +76,8 @@ def _whole(text: str) -> int:
 @act("/server/audit", right="look", what="audit")
 async def audit(call: Call) -> Done:
     """Check that every message is in exactly one place; changes nothing."""
+    if running := _running(call.desk):
+        return running
     return call.start(_AUDIT, _audit(call.desk, repair=False), total=await _total(call.desk), back="server")
 
 
@@ -88,6 +99,8 @@ async def repair(call: Call) -> Done:
     """Audit, and put what is stray back where it is not lost."""
     if call.form.get("sure") != "yes":
         raise Refused(400, "tick the box to confirm the repair; nothing was changed")
+    if running := _running(call.desk):
+        return running
     return call.start(_REPAIR, _audit(call.desk, repair=True), total=await _total(call.desk), back="server")
 
 

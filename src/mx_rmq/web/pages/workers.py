@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from mx_rmq.checks import is_label
 from mx_rmq.errors import ServerUnavailable
-from mx_rmq.operating.doctor import not_consuming, unserved
+from mx_rmq.operating.doctor import LATE, not_consuming, unserved
 from mx_rmq.web.desk import Live, Section, desk_of
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _MOST: Final = 200
 """Workers in the table."""
-_LATE: Final = 15.0
-"""Seconds without a registration that are remarked: a worker registers every five."""
 _IDS: Final = 10
 """Messages of a vanished worker that are looked for."""
 _FATES: Final = {"gone": "completed or deleted since"}
@@ -101,7 +99,7 @@ def _rows(figures: Figures) -> list[Row]:
         problems = not_consuming(worker, figures.counts, figures.read_at)
         if worker.loop_lag > _LAG:
             problems.append(f"its event loop was blocked for {worker.loop_lag:.1f} s")
-        late = figures.read_at - worker.seen_at > _LATE
+        late = figures.read_at - worker.seen_at > LATE
         rows.append(Row(worker, problems, "bad" if problems else "warn" if late else "ok"))
     return sorted(rows, key=lambda row: (row.level == "ok", row.of.name))
 

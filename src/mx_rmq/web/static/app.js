@@ -56,6 +56,7 @@
 
   // Replaces only what differs, and nothing that a person has the focus in.
   const renew = (old, fresh) => {
+    if (old.tagName === "DETAILS") fresh.open = old.open;
     if (old.isEqualNode(fresh)) return;
     const focused = old.contains(document.activeElement) && old !== document.activeElement;
     if (old.tagName === fresh.tagName && old.children.length === fresh.children.length && old.children.length > 0
@@ -76,7 +77,8 @@
     const now = [...list.children];
     if (wanted.length === now.length && wanted.every((element, n) => element === now[n])) return;
     const keep = new Set(wanted);
-    for (const element of now) if (!keep.has(element)) element.remove();
+    // A line without an id explains why a list is empty.
+    for (const element of now) if (!keep.has(element) && (wanted.length || element.id)) element.remove();
     wanted.forEach((element, n) => {
       if (list.children[n] !== element) list.insertBefore(element, list.children[n] || null);
     });
