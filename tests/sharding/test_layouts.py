@@ -9,7 +9,8 @@ import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, StoreError
 from mx_rmq.storage.layout import Generation, Layout
-from tests.words import eventually
+from tests.harness import command
+from tests.words import events, eventually, new, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,3 +159,29 @@ async def test_one_shard_costs_a_producer_no_further_command(make_queue: MakeQue
     for n in range(10):
         await mq.produce("t", n)
     assert proxy.commands[before:] == [b"EVALSHA"] * 10
+
+
+@pytest.mark.parametrize("spoilt", [("SET", "no layout"), ("LPUSH", "x")], ids=["text", "type"])
+async def test_a_spoilt_layout_is_told_once_and_stops_no_recovery(
+    make_queue: MakeQueue, redis: Redis, caplog: pytest.LogCaptureFixture, spoilt: tuple[str, str]
+) -> None:
+    mq, done = make_queue(lease=0.5), list[int]()
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        done.append(payload)
+
+    await mq.start()
+    verb, text = spoilt
+    await command(redis, verb, "mx-rmq:{q}:layout", text)
+    store = store_of(redis)
+    await store.produce("u", [new("left")])
+    assert (await store.claim("u", 1, lease=0.3, holder="gone")).deliveries
+    await mq.produce("t", 1)
+
+    async def recovered() -> bool:
+        return bool(await redis.zcard("mx-rmq:{q}:dlq"))  # it cannot be read, so the monitor buries it
+
+    await eventually(recovered)
+    await eventually(lambda: done)
+    assert [record.service for record in events(caplog, "service.failed")] == ["layout"]
