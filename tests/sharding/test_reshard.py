@@ -414,6 +414,22 @@ async def test_what_is_moved_is_deleted_only_once_it_is_durable(make_queue: Make
     assert await plain.dlq.count() == 4
 
 
+async def test_what_belongs_to_no_message_is_named_and_mended(make_queue: MakeQueue, redis: Redis) -> None:
+    """Or a reshard would wait for ever, and not say for what."""
+    mq = make_queue(shards=2)
+    await mq.open()
+    await redis.hset("mx-rmq:{q:1}:payload", "foreign", "x")
+    seen: asyncio.Queue[Resharding] = asyncio.Queue()
+    going = asyncio.create_task(mq.reshard(3, progress=seen.put_nowait))
+    first = await seen.get()
+    assert (first.left, first.strays) == (0, 1)
+    assert "; 1 strays: mend them with `mx-rmq audit --repair`" in str(first)
+    await mq.audit(repair=True)  # keeps it as a message
+    assert await mq.cancel("foreign")
+    async with asyncio.timeout(15):
+        await going
+
+
 async def test_programs_that_start_in_the_middle_may_name_either_number(make_queue: MakeQueue) -> None:
     mq = make_queue(shards=2)
     await mq.produce("t", 1)

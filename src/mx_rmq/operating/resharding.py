@@ -120,6 +120,8 @@ class Resharding:
     """Dead messages that were moved to the new shards so far."""
     away: tuple[str, ...] = ()
     """Older shards that did not answer, and why; what they have left is not known."""
+    strays: int = 0
+    """Fields that belong to no message; a reshard does not end before the audit has mended them."""
 
     @property
     def left(self) -> int:
@@ -133,7 +135,8 @@ class Resharding:
     def __str__(self) -> str:
         parts = f"{self.active} pending or processing, {self.delayed} delayed, {self.dead} dead"
         away = f"; {'; '.join(self.away)}" if self.away else ""
-        return f"to {self.shards} shards: {parts} left in the older ones{away}"
+        strays = f"; {self.strays} strays: mend them with `mx-rmq audit --repair`" if self.strays else ""
+        return f"to {self.shards} shards: {parts} left in the older ones{strays}{away}"
 
 
 async def list_shards(shards: Shards) -> ShardList:
@@ -184,6 +187,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
             sum(each.dead for each in left),
             moved,
             away,
+            sum(each.strays for each in left),
         )
         if progress is not None:
             progress(now)

@@ -300,6 +300,12 @@ class Left(NamedTuple):
         """Whether there is no message, live or dead."""
         return not any(self)
 
+    @property
+    def strays(self) -> int:
+        """Fields that belong to no message, as far as that shows without a look at each."""
+        live = 0 if self.active or self.delayed else self.fields
+        return live + (0 if self.dead else self.dead_fields)
+
 
 class Suspect(NamedTuple):
     """A message that the audit examines."""
