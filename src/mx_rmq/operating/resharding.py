@@ -26,7 +26,7 @@ from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import GrowingWait, resend
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout
+from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout, unseal
 from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
     await _begin(shards, number)
     begun = shards.layout.current.number
     # A queue of this name that was deleted may have left its seals; dead messages are moved there soon.
-    await ask_known(shards.current, lambda shard: shard.operating.unseal())
+    await ask_known(shards.current, lambda shard: unseal(shard.operating))
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 

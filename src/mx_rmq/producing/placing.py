@@ -16,6 +16,7 @@ from mx_rmq.receipt import Stored
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.resend import GrowingWait
 from mx_rmq.storage.shard import shard_number
+from mx_rmq.storage.shards import unseal
 
 if TYPE_CHECKING:
     from mx_rmq.config import Config
@@ -172,7 +173,7 @@ class Placing:
                 if await self._shards.look(self._shards.base.store) or sealed not in self._shards.current:
                     continue
                 if sealed.name:
-                    await sealed.store.unseal()
+                    await unseal(sealed.store)
                     return
                 problem = StoreError(
                     f"queue {self._config.name!r} has several shards, but its layout is not stored any more; "

@@ -32,7 +32,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout
+from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout, unseal
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ class SyncProducer:
             for name in layout.current.names:
                 # No message needs the copies.
                 with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
-                    run_blocking(shard.store.unseal())
+                    run_blocking(unseal(shard.store))
                     run_blocking(shard.store.set_layout("", str(layout)))
         return layout
 
@@ -372,7 +372,7 @@ class SyncProducer:
                 )
             for shard in sealed:
                 if shard.name in layout.current.names:  # as ``Placing.relearn`` does
-                    run_blocking(shard.store.unseal())
+                    run_blocking(unseal(shard.store))
             self._use(layout)
 
     def _new_shard(self, name: str) -> _SyncShard:

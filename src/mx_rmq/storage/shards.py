@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
+from mx_rmq.storage.keys import SEAL
 from mx_rmq.storage.layout import ONE, Layout
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
@@ -131,7 +132,7 @@ class Shards(Sequence["Shard"]):
             stores = [self._shard(name).store for name in layout.current.names]
             copies = [store.set_layout("", str(layout)) for store in stores]
             # No message needs them; and what is still sealed is found at the first message.
-            await asyncio.gather(*copies, *(store.unseal() for store in stores), return_exceptions=True)
+            await asyncio.gather(*copies, *map(unseal, stores), return_exceptions=True)
         return layout
 
     async def _copied(self, wanted: int, unknown: ServerUnavailable) -> Layout:
@@ -227,6 +228,11 @@ async def settled_layout(store: Store, wanted: int) -> tuple[Layout, bool]:
     return checked_number(queue, parsed_layout(queue, text), wanted), is_new
 
 
+async def unseal(store: Store) -> None:
+    """Let a shard take new messages: its seal was left by a queue of the same name that was deleted."""
+    await store.commands.execute_command("ZREM", store.keys.of_queue("done"), SEAL)
+
+
 def parsed_layout(queue: str, text: str) -> Layout:
     """A layout as it is stored.
 
@@ -236,7 +242,8 @@ def parsed_layout(queue: str, text: str) -> Layout:
     layout = Layout.parse(text)
     if layout is None:
         raise StoreError(
-            f"the layout of queue {queue!r} cannot be read: mx-rmq:{{{queue}}}:layout holds {text[:100]!r}"
+            f"the layout of queue {queue!r} cannot be read: mx-rmq:{{{queue}}}:layout holds {text[:100]!r}; "
+            "write it again, such as 0:8 for eight shards, or delete it if the queue has only ever had one"
         )
     return layout
 

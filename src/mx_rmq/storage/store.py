@@ -38,7 +38,7 @@ from mx_rmq.storage.contract import (
     Want,
 )
 from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters, whole
-from mx_rmq.storage.keys import HELD, SEAL
+from mx_rmq.storage.keys import HELD
 from mx_rmq.storage.refusals import refusal_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
@@ -434,10 +434,6 @@ class Store:
     async def seal(self) -> bool:
         """Take no new messages from now on; False if that was so before."""
         return bool(await self._run("seal_shard", ()))
-
-    async def unseal(self) -> None:
-        """Take new messages: the seal was left by a queue of the same name that was deleted."""
-        await self.commands.execute_command("ZREM", self.keys.of_queue("done"), SEAL)
 
     async def taken(self, ids: Sequence[str]) -> list[Stored]:
         """Whether ids are taken on a sealed shard; ``STORED`` for one that is free."""
