@@ -229,7 +229,7 @@ async def _are_dead(mq: RedisMessageQueue, ids: Sequence[str]) -> bool:
     try:
         for id_ in ids:
             await mq.dlq.get(id_)
-    except NotDead:
+    except (NotDead, ServerUnavailable):  # while it is not dead, it may be on a shard that does not answer
         return False
     return True
 
