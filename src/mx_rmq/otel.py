@@ -20,7 +20,7 @@ from mx_rmq.version import __version__
 check_installed("opentelemetry", "otel")
 
 from opentelemetry import propagate, trace  # noqa: E402 - after the check, which says what to install
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode  # noqa: E402 - as above
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode  # noqa: E402 - after the check
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable

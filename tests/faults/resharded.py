@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tests.faults.arena import Child
     from tests.faults.ledger import Event
+    from tests.faults.verdict import Verdict
 
 ORDERED = "ordered"
 KEYS = 6
@@ -36,13 +37,7 @@ async def resharded(run: Run) -> Row:
         producers = await _busy(arena, plain, keyed, FOR_EACH * len(numbers))
         resharding = asyncio.create_task(_reshard(arena, numbers, arena.queue))
         kills = await _kill_workers(arena, EVERY, resharding)
-        await resharding
-        for producer in producers:
-            assert await producer.ended(120) == 0
-        await arena.drained(within=180)
-        events = arena.events()
-        verdict = await arena.verdict()
-        shards = [shard.name for shard in await arena.queue.shards()]
+        events, verdict, shards = await _end(arena, producers, resharding)
     late = _out_of_order(events)
     return Row(
         fault=f"2 → {_way(numbers)} shards under load, a worker killed every {EVERY * 1000:g} ms",
@@ -52,11 +47,11 @@ async def resharded(run: Run) -> Row:
         duplicates=verdict.duplicates,
         recovery=None,
         figure="0 lost, 0 stored twice, order kept per key",
-        seen=f"{verdict}; {late} out of order; {len(shards)} shards at the end",
+        seen=f"{verdict}; {late} out of order; {shards} shards at the end",
         ok=verdict.ok
         and verdict.acked == plain + keyed * KEYS
         and verdict.dead == verdict.live == late == 0
-        and len(shards) == numbers[-1],
+        and shards == numbers[-1],
     )
 
 
@@ -88,13 +83,7 @@ async def resharded_killed(run: Run) -> Row:
 
             resharding = asyncio.create_task(_reshard(arena, numbers, operator, kill_primary))
             kills = await _kill_workers(arena, EVERY_IN_CLUSTER, resharding)
-            await resharding
-            for producer in producers:
-                assert await producer.ended(120) == 0
-            await arena.drained(within=180)
-            events = arena.events()
-            verdict = await arena.verdict()
-            shards = [shard.name for shard in await arena.queue.shards()]
+            events, verdict, shards = await _end(arena, producers, resharding)
     late = _out_of_order(events, may_run_again=True)
     return Row(
         fault=f"2 → {_way(numbers)} shards under load in a cluster, kill -9 of a primary at each change, "
@@ -105,11 +94,11 @@ async def resharded_killed(run: Run) -> Row:
         duplicates=verdict.duplicates,
         recovery=None,
         figure="0 lost, order kept per key, the audit is clean",
-        seen=f"{verdict}; {late} out of order; {len(shards)} shards at the end",
+        seen=f"{verdict}; {late} out of order; {shards} shards at the end",
         ok=not (verdict.lost or verdict.unexpected or verdict.findings or verdict.late)
         and verdict.acked == plain + keyed * KEYS
         and verdict.dead == verdict.live == late == 0
-        and len(shards) == numbers[-1],
+        and shards == numbers[-1],
     )
 
 
@@ -177,6 +166,19 @@ async def _kill_workers(arena: Arena, every: float, until: asyncio.Task[None]) -
         workers[victim] = arena.worker(**options)
         kills += 1
     return kills
+
+
+async def _end(
+    arena: Arena, producers: Sequence[Child], resharding: asyncio.Task[None]
+) -> tuple[Sequence[Event], Verdict, int]:
+    """Wait until all is done: what happened, the verdict, and how many shards there are."""
+    await resharding
+    for producer in producers:
+        assert await producer.ended(120) == 0
+    await arena.drained(within=180)
+    events = arena.events()
+    verdict = await arena.verdict()
+    return events, verdict, len(await arena.queue.shards())
 
 
 def _way(numbers: Sequence[int]) -> str:

@@ -351,7 +351,7 @@ async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> None
     await asyncio.sleep(_GRACE)
 
     async def clear(shard: Shard) -> None:
-        # Nobody would come back to it: the layout has forgotten the shard.
+        # The layout does not name the shard any more, so no later reshard would delete what is left of it.
         await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
 
     await ask_all(older, clear)

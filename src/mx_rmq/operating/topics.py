@@ -101,7 +101,7 @@ class Topics:
         done = await ask_all(self._shards, act)
         with suppress(ServerUnavailable):  # then none begins
             await self._shards.look()
-            while self._shards.layout != known:  # whoever in this process has read it
+            while self._shards.layout != known:  # another task may have read the new one before this look
                 known = self._shards.layout
                 done += await ask_all(self._shards, act)
                 await self._shards.look()

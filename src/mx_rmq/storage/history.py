@@ -95,7 +95,7 @@ class Spread(NamedTuple):
         """Divide the numbers of a sheet."""
         return cls(numbers[:BUCKETS], numbers[BUCKETS:])
 
-    def __add__(self, other: Spread) -> Spread:  # type: ignore[override] # not joined, as tuples are
+    def __add__(self, other: Spread) -> Spread:  # type: ignore[override] # adds counts; tuples would be joined
         return Spread(list(map(add, self.runs, other.runs)), list(map(add, self.waits, other.waits)))
 
 

@@ -64,7 +64,7 @@ _UNKNOWN: Final = "unknown"
 """Stands for events that this version does not know."""
 _batches: Final = msgspec.json.Decoder(_Batch)
 _wants: Final = msgspec.json.Decoder(Want)
-_any_event: Any = Union[tuple(KINDS)]  # noqa: UP007 - of a list that only exists at run time
+_any_event: Any = Union[tuple(KINDS)]  # noqa: UP007 - X | Y needs the names, and KINDS is a list
 _events: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(_any_event)
 
 

@@ -113,7 +113,7 @@ class Wire(asyncio.Protocol):
     def hold_back(self) -> None:
         """Let the commands of tasks that are started now leave in one piece.
 
-        The server wakes up once for all of them. Whoever writes meanwhile waits a few turns of the loop.
+        The server wakes up once for all of them. Other commands wait with them, a few turns of the loop.
         """
         if self._held is None:
             self._held = []

@@ -43,7 +43,7 @@ def exact(value: Any) -> Markup:
     text = str(escape(value))
     if text.isprintable():
         return Markup(text)  # noqa: S704 - it was escaped
-    return Markup("".join(each if each.isprintable() else f"&#x{ord(each):x};" for each in text))  # noqa: S704 - likewise
+    return Markup("".join(each if each.isprintable() else f"&#x{ord(each):x};" for each in text))  # noqa: S704 - escaped
 
 
 def cut(text: str, most: int = _CUT) -> str:

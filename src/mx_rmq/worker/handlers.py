@@ -164,7 +164,7 @@ class BatchHandler(Handler[P, R]):
         ) -> Receipt:
             """Produce one payload to the topic; see ``RedisMessageQueue.produce``."""
 
-        async def produce_many(  # type: ignore[misc] # as above
+        async def produce_many(  # type: ignore[misc] # not every P begins with a list
             self: Takes[list[T]], payloads: Iterable[T], **options: Unpack[ProduceManyOptions]
         ) -> list[Receipt]:
             """Produce many at once; see ``RedisMessageQueue.produce_many``."""
