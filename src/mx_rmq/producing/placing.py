@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from redis.exceptions import ResponseError
 
 from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError
 from mx_rmq.producing.ids import new_id
@@ -78,9 +79,12 @@ class Placing:
             self._looking = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        with suppress(MxRmqError):  # the last one known is right, if not the newest
+        try:
             await self._shards.now()
-        self._looking = None
+        except (MxRmqError, ResponseError):
+            pass  # the layout that is known is right, if not the newest
+        finally:
+            self._looking = None
 
     async def before(self, shard: Shard, topic: str, message: NewMessage) -> Stored:
         """Do what must be done before a bound message is stored while there are older generations.
