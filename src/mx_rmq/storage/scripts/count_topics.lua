@@ -34,17 +34,10 @@ end
 local function produced_at(body)
   if not body then return end
   bytes = bytes + #body
-  local from, last
   for n = 1, #tails do
-    from = -tails[n]
-    repeat
-      local _, behind = string.find(body, '"created_at":', from, true)
-      last, from = behind or last, behind
-    until not behind
-    if last or #body <= tails[n] then break end
+    local found = string.match(body, '^.*"created_at":([%d.]+)', -tails[n])
+    if found or #body <= tails[n] then return tonumber(found) and found end
   end
-  local found = last and string.match(body, '^[%d.]+', last + 1)
-  return found and tonumber(found) and found
 end
 
 -- The body of the first entry that a claim would deliver, if that is among the first 100.
