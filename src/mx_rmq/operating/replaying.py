@@ -41,7 +41,9 @@ WHY_NOT: Final = {
 }
 
 _AT_ONCE: Final = 250
-"""Messages replayed per call, if their bodies fit into one reply. The server needs 3 ms."""
+"""Messages read at once, if their bodies fit into one reply."""
+_PER_CALL: Final = 125
+"""Messages replayed in one call. The server needs 3 ms."""
 _MOST_EXPLAINED: Final = 20
 """Canaries of which an error says why they have not ended."""
 _LOOKS: Final = (0.02, 1.0)
@@ -51,7 +53,9 @@ _LOOKS: Final = (0.02, 1.0)
 async def replay(
     store: Store, rows: Sequence[DeadRow], payload: Any = NOT_GIVEN, remember: float = 0.0
 ) -> list[Replayed]:
-    """Make dead messages pending again in one call, as if new: attempts start at one, the history stays.
+    """Make dead messages pending again, as if new: attempts start at one, the history stays.
+
+    The server replays some while the next are encoded. With a new payload all are encoded before.
 
     Args:
         store: of their shard.
@@ -63,7 +67,18 @@ async def replay(
         InvalidPayload, MessageTooLarge: the new payload cannot be stored.
         UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
     """
-    return await store.replay([_replay(row, payload, remember, store.max_bytes) for row in rows])
+    step = _PER_CALL if payload is NOT_GIVEN else len(rows)
+    calls: list[asyncio.Task[list[Replayed]]] = []
+    try:
+        while rows:
+            some = [_replay(row, payload, remember, store.max_bytes) for row in rows[:step]]
+            calls.append(asyncio.create_task(store.replay(some)))
+            await asyncio.sleep(0)  # so that it leaves now
+            rows = rows[step:]
+        return [status for some in await asyncio.gather(*calls) for status in some]
+    finally:
+        for call in calls:
+            call.cancel()
 
 
 def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Replay:
@@ -80,10 +95,10 @@ def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Repl
     message.replays += 1
     if remember:
         message.remember_for = max(message.remember_for or 0.0, remember)
-    new = NewMessage(id_, encode_message(message))
+    body = encode_message(message)
     if payload is not NOT_GIVEN:
-        check_size(message.topic, new, max_bytes)
-    return Replay(id_, new.body, message.priority, message.ttl, row.died_at)
+        check_size(message.topic, NewMessage(id_, body), max_bytes)
+    return Replay(id_, body, message.priority, message.ttl, row.died_at)
 
 
 async def replay_own(shard: Shard, ids: Sequence[str], payload: Any, remember: float) -> None:
