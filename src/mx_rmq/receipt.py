@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Stored(IntEnum):
@@ -34,6 +38,15 @@ class Receipt(str):
     def duplicate(self) -> bool:
         """True if the id was already taken, so that nothing was stored."""
         return self.stored is not Stored.STORED
+
+
+def receipts(ids: Iterable[str], stored: Iterable[Stored]) -> list[Receipt]:
+    """A receipt for each of many ids; quicker than one by one."""
+    new = Stored.STORED
+    return [
+        Receipt(id_) if status is new else Receipt.of(id_, status)
+        for id_, status in zip(ids, stored, strict=True)
+    ]
 
 
 class _Taken(Receipt):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from mx_rmq.errors import NotDurable
 from mx_rmq.events import MessagesProduced, emit, heard
 from mx_rmq.producing.ids import new_id
-from mx_rmq.receipt import Receipt, Stored
+from mx_rmq.receipt import Stored, receipts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.config import Config, Durability
+    from mx_rmq.receipt import Receipt
     from mx_rmq.storage.contract import NewMessage
     from mx_rmq.storage.store import Store
 
@@ -52,7 +53,7 @@ class Calls:
                 raise error.of(*(message.id for message in messages)) from None
             if heard(MessagesProduced):
                 self.tell(topic, stored)
-            return [Receipt.of(message.id, status) for message, status in zip(messages, stored, strict=True)]
+            return receipts([message.id for message in messages], stored)
 
         return send
 

@@ -20,7 +20,7 @@ from mx_rmq.producing.chunks import LONG_CHUNK, is_full
 from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.producing.placing import USER, NotSent, id_for, with_id
-from mx_rmq.receipt import Receipt, Stored
+from mx_rmq.receipt import Receipt, Stored, receipts
 from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
 from mx_rmq.storage.durability import WAITS
@@ -269,7 +269,7 @@ class SyncProducer:
             shard.availability.back(USER)
             if heard(MessagesProduced):
                 self._calls.tell(topic, stored)
-            return [Receipt.of(message.id, how) for message, how in zip(messages, stored, strict=True)]
+            return receipts([message.id for message in messages], stored)
 
     @contextmanager
     def _name(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from mx_rmq.limits import BATCH, REPLY_BYTES
@@ -187,9 +188,7 @@ class Batcher(Generic[Item, Result]):
         share = -(-(len(self._items) + self._on_the_wire) // self._senders)
         count = min(len(self._items), self._most, max(share, _LEAST))
         if self._weigh is not None:
-            weight = 0
-            for n in range(count):
-                weight += self._weigh(self._items[n])
+            for n, weight in enumerate(accumulate(map(self._weigh, self._items[:count]))):
                 if weight > self._bound:
                     return max(n, 1)
         return count

@@ -513,7 +513,8 @@ class Store:
             check_name("producer", producer)
             check_name("call", call)
         for message in messages:
-            check_size(topic, message, self.max_bytes)
+            if len(message.body) > self.max_bytes:
+                raise too_large(topic, message, self.max_bytes)
 
 
 def check_size(topic: str, message: NewMessage, max_bytes: int) -> None:
