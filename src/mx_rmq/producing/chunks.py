@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mx_rmq.producing.placing import Placing
     from mx_rmq.receipt import Receipt
     from mx_rmq.storage.contract import NewMessage
-    from mx_rmq.storage.layout import Layout
     from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.shards import Shards
 
@@ -48,7 +47,7 @@ class Chunks:
 
     def __init__(self, config: Config, shards: Shards, calls: Calls, placing: Placing) -> None:
         self._config = config
-        self._shards = shards
+        self.shards = shards
         self._calls = calls
         self._placing = placing
         self._tasks: set[asyncio.Task[list[Receipt]]] = set()
@@ -62,8 +61,7 @@ class Chunks:
         """
         sending = _Sending(self, topic)
         try:
-            for message in messages:
-                await sending.add(message)
+            await sending.add(messages)
             await sending.flush()
         except asyncio.CancelledError:
             sending.cancel()
@@ -74,13 +72,8 @@ class Chunks:
 
     def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
         """The shard for a message, and the message as it is stored there."""
-        shards = self._shards
+        shards = self.shards
         return (shards[0], message) if shards.is_one else self._placing.place(message)
-
-    @property
-    def layout(self) -> Layout:
-        """Which shards there are, as far as that is known."""
-        return self._shards.layout
 
     def name(self) -> str:
         """A new name of a producer, for calls that are under way one at a time."""
@@ -140,14 +133,14 @@ class Chunks:
             return is_unavailable(error) and (before is None or not before.failed)
 
         def failed(error: Exception, _wait: float) -> None:
-            if len(self._shards) > 1:
+            if len(self.shards) > 1:
                 self._placing.lost(chunk.shard, error)
 
         try:
             first = chunk.messages[0]
-            if len(self._shards) > 1 and not first.is_bound:
+            if len(self.shards) > 1 and not first.is_bound:
                 await self._placing.reach(chunk.shard)
-            elif self._shards.older and first.key:  # the same for all of them
+            elif self.shards.older and first.key:  # the same for all of them
                 prepare = partial(self._placing.before, chunk.shard, chunk.topic, first)
                 with chunk.shard.naming():
                     await resend(prepare, patience=self._config.patience)
@@ -169,8 +162,7 @@ class Chunks:
         """Send the messages of a chunk again, each to the shard that is its own now."""
         sending = _Sending(self, chunk.topic, chunk.first_ids)
         try:
-            for message in chunk.messages:
-                await sending.add(message)
+            await sending.add(chunk.messages)
             await sending.flush()
         finally:
             await sending.ended()
@@ -193,24 +185,25 @@ class _Sending:
         self._first_ids: dict[str, str] = {} if first_ids is None else first_ids
         self._chunks = chunks
         self._topic = topic
-        self._layout = chunks.layout
+        self._layout = chunks.shards.layout
         self._under_way: dict[Shard, deque[_Chunk]] = defaultdict(deque)
         self._latest: dict[Shard, _Chunk] = {}
         self._names: dict[Shard, Iterator[str]] = {}
         self._unsent: dict[Shard, list[NewMessage]] = defaultdict(list)
 
-    async def add(self, message: NewMessage) -> None:
-        """Put a message into the next chunk of its shard; sends the chunk if it is full."""
-        if self._layout is not self._chunks.layout:
-            await self._follow_layout()
-        shard, placed = self._chunks.place(message)
-        if placed is not message:
-            self._first_ids[placed.id] = self._first_ids.get(message.id, message.id)
-            message = placed
-        waiting = self._unsent[shard]
-        waiting.append(message)
-        if is_full(waiting, _CHUNK if message.durability == "memory" else LONG_CHUNK):
-            await self._send(shard)
+    async def add(self, messages: Iterable[NewMessage]) -> None:
+        """Put messages into the next chunks of their shards; sends each chunk that is full."""
+        shards, place = self._chunks.shards, self._chunks.place
+        for message in messages:
+            if self._layout is not shards.layout:
+                await self._follow_layout()
+            shard, placed = place(message)
+            if placed is not message:
+                self._first_ids[placed.id] = self._first_ids.get(message.id, message.id)
+            waiting = self._unsent[shard]
+            waiting.append(placed)
+            if is_full(waiting, _CHUNK if placed.durability == "memory" else LONG_CHUNK):
+                await self._send(shard)
 
     async def flush(self) -> None:
         """Send what is left, and wait until everything is stored."""
@@ -242,8 +235,7 @@ class _Sending:
     async def _send(self, shard: Shard) -> None:
         under_way = self._under_way[shard]
         if len(under_way) == _UNDER_WAY and not await self._room(shard, under_way):
-            for message in self._unsent.pop(shard):
-                await self.add(message)
+            await self.add(self._unsent.pop(shard))
             return
         if shard not in self._names:
             self._names[shard] = cycle([self._chunks.name() for _ in range(_UNDER_WAY)])
@@ -266,7 +258,7 @@ class _Sending:
 
     async def _follow_layout(self) -> None:
         """Go on with other shards only when everything is stored that came before."""
-        self._layout = self._chunks.layout
+        self._layout = self._chunks.shards.layout
         self._moved = True
         await self.flush()
 
