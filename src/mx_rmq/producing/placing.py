@@ -60,10 +60,10 @@ class Placing:
         """The shard for a message; the message may get another id, which leads to that shard."""
         if self._shards.older:
             self._look_soon()
-        shard = self._shards.home(message.key or message.id)
-        if message.is_bound or shard.is_well:
-            return shard, message
         current = self._shards.current
+        shard = current[shard_number(message.key or message.id, len(current))]
+        if shard.is_well or message.is_bound:
+            return shard, message
         well = [number for number, each in enumerate(current) if each.is_well]
         if not well:
             return shard, message

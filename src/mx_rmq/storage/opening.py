@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis import ConnectionPool
@@ -58,6 +59,8 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
         options.setdefault("ssl_check_hostname", True)
     # RESP2 and bytes: replies are plain values, and the server sends no push messages.
     options.update(protocol=2, decode_responses=False, **settings)
+    if not options.keys() & {"lib_name", "lib_version"}:
+        options.update(_driver())
     try:
         pool.connection_class(**options)
     except (TypeError, ValueError, RedisError) as error:
@@ -65,6 +68,16 @@ def connections(kind: type[RedisPool], url: str, **settings: Any) -> RedisPool:
     if url.startswith("rediss:"):
         _check_files(options)
     return pool
+
+
+@cache
+def _driver() -> dict[str, Any]:
+    """What a connection tells the server of redis-py, which would read it from a file for each connection."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:  # an older version, which reads it once
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 def _check_files(options: Mapping[str, Any]) -> None:

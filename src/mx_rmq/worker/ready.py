@@ -58,6 +58,19 @@ class TopicWork:
             return 0
         return min(-(-len(self.ready) // self.handler.batch), self.limit - self.runs)
 
+    def needs_more(self, held: int) -> bool:
+        """Whether to refill the prefetch, of which *held* are there: a quarter of it is used.
+
+        What claims from other shards bring counts too, so that many shards do not mean many small claims;
+        but not all of it, since a shard may not answer, and the others go on.
+        """
+        prefetch, claiming = self.pace.prefetch, self.claiming
+        if not self.ready:
+            return True
+        if not claiming:
+            return 8 * held <= 6 * prefetch
+        return 8 * (held + min(claiming, prefetch // 2)) <= 5 * prefetch
+
 
 class ReadyJobs:
     """Hands ready jobs to idle runners, topics taking turns, each within its own concurrency."""
@@ -68,6 +81,8 @@ class ReadyJobs:
         now = self._loop.time()
         self.topics = {handler.topic: TopicWork(handler, concurrency, now) for handler in handlers}
         self._room_listeners: list[Callable[[], None]] = []
+        self._told = False
+        """Whether the listeners were told of room and none has looked since."""
         self._closed = False
         self._line: deque[TopicWork] = deque()
         self._idle: list[asyncio.Future[None]] = []
@@ -163,9 +178,8 @@ class ReadyJobs:
             self._wake_some()
         if self._watchers:
             self._tell_watchers()
-        if not topic.ready or 4 * len(topic.ready) <= 3 * topic.pace.prefetch:
-            for tell in self._room_listeners:
-                tell()
+        if not self._told and topic.needs_more(len(topic.ready)):
+            self._tell_of_room()
 
     async def idle(self) -> None:
         """Wait until nothing runs."""
@@ -262,20 +276,17 @@ class ReadyJobs:
         return max(1, free // max(1, len(self._room_listeners)))
 
     def room(self, topic: TopicWork) -> int:
-        """How many more messages of a topic to claim; the prefetch is refilled when a quarter of it is used.
+        """How many more messages of a topic to claim.
 
         The ready jobs of other topics take up runs only if they are about to start. Those that wait for
         their batch to fill, or for their own topic's limit, must not make another topic wait.
         """
+        self._told = False
         topic.pace.measure(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
-        prefetch = topic.pace.prefetch
-        # What claims from other shards bring counts too, so that many shards do not mean many small claims;
-        # but not all of it, since a shard may not answer, and the others go on.
-        coming = ready + min(topic.claiming, prefetch // 2)
-        if batch == 1 and ready and 4 * (coming - topic.starting) > 3 * prefetch:
+        if batch == 1 and not topic.needs_more(ready - topic.starting):
             return 0
-        runs, spare = self.concurrency - self._runs, prefetch
+        runs, spare = self.concurrency - self._runs, topic.pace.prefetch
         if self._ready > ready:
             unused = self._most_prefetch
             for other in self.topics.values():
@@ -291,8 +302,13 @@ class ReadyJobs:
         topic.claiming -= room
         if len(self._room_listeners) > 1:
             self._room_listeners.append(self._room_listeners.pop(0))  # each is first in turn
-            for tell in self._room_listeners:
-                tell()
+            if topic.needs_more(len(topic.ready)):
+                self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        self._told = True
+        for tell in self._room_listeners:
+            tell()
 
 
 def _emptied(topic: TopicWork) -> list[Job]:
