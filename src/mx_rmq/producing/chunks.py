@@ -49,7 +49,7 @@ class Chunks:
         self._config = config
         self.shards = shards
         self._calls = calls
-        self._placing = placing
+        self.placing = placing
         self._tasks: set[asyncio.Task[list[Receipt]]] = set()
         self._closed = False
 
@@ -69,11 +69,6 @@ class Chunks:
         finally:
             await sending.ended()
         return sending.in_order()
-
-    def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
-        """The shard for a message, and the message as it is stored there."""
-        shards = self.shards
-        return (shards[0], message) if shards.is_one else self._placing.place(message)
 
     def name(self) -> str:
         """A new name of a producer, for calls that are under way one at a time."""
@@ -134,14 +129,14 @@ class Chunks:
 
         def failed(error: Exception, _wait: float) -> None:
             if len(self.shards) > 1:
-                self._placing.lost(chunk.shard, error)
+                self.placing.lost(chunk.shard, error)
 
         try:
             first = chunk.messages[0]
             if len(self.shards) > 1 and not first.is_bound:
-                await self._placing.reach(chunk.shard)
+                await self.placing.reach(chunk.shard)
             elif self.shards.older and first.key:  # the same for all of them
-                prepare = partial(self._placing.before, chunk.shard, chunk.topic, first)
+                prepare = partial(self.placing.before, chunk.shard, chunk.topic, first)
                 with chunk.shard.naming():
                     await resend(prepare, patience=self._config.patience)
             with chunk.shard.naming():
@@ -155,7 +150,7 @@ class Chunks:
         except NotSent:
             return await again()
         except Sealed:
-            await self._placing.relearn(chunk.shard)
+            await self.placing.relearn(chunk.shard)
             return await again()
 
     async def _send_elsewhere(self, chunk: _Chunk) -> list[Receipt]:
@@ -193,7 +188,7 @@ class _Sending:
 
     async def add(self, messages: Iterable[NewMessage]) -> None:
         """Put messages into the next chunks of their shards; sends each chunk that is full."""
-        shards, place = self._chunks.shards, self._chunks.place
+        shards, place = self._chunks.shards, self._chunks.placing.place
         for message in messages:
             if self._layout is not shards.layout:
                 await self._follow_layout()
@@ -218,7 +213,8 @@ class _Sending:
     def in_order(self) -> list[Receipt]:
         """The receipts in the order of the messages: ids grow in the order in which they are made."""
         if self._moved or len(self._names) > 1:
-            self.receipts.sort(key=lambda receipt: self._first_ids.get(receipt, receipt))
+            first = self._first_ids
+            self.receipts.sort(key=(lambda receipt: first.get(receipt, receipt)) if first else None)
         return self.receipts
 
     def cancel(self) -> None:
@@ -251,7 +247,7 @@ class _Sending:
         oldest = under_way[0].sent
         while not oldest.done():
             await asyncio.wait([oldest], timeout=_GLANCE if shard.name else None)
-            if not oldest.done() and self._chunks.place(self._unsent[shard][0])[0] is not shard:
+            if not oldest.done() and self._chunks.placing.place(self._unsent[shard][0])[0] is not shard:
                 return False
         self.receipts.extend(await under_way.popleft().sent)
         return True

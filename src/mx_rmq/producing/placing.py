@@ -58,9 +58,12 @@ class Placing:
 
     def place(self, message: NewMessage) -> tuple[Shard, NewMessage]:
         """The shard for a message; the message may get another id, which leads to that shard."""
-        if self._shards.older:
+        shards = self._shards
+        current = shards.current
+        if shards.older:
             self._look_soon()
-        current = self._shards.current
+        elif len(current) == 1:
+            return current[0], message
         shard = current[shard_number(message.key or message.id, len(current))]
         if shard.is_well or message.is_bound:
             return shard, message
