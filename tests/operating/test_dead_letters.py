@@ -497,6 +497,17 @@ async def test_hundreds_are_replayed_each_once(queue: RedisMessageQueue, redis: 
     assert sorted(await in_order(redis)) == sorted(ids)
 
 
+async def test_hundreds_of_ids_are_replayed_in_the_given_order(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """They take several calls, of which more than one is under way."""
+    ids = await queue.produce_many("t", range(700))
+    await bury(redis)
+    wanted = [*ids[350:], *ids[:350]]
+    assert await queue.dlq.replay(*wanted) == 700
+    assert await in_order(redis) == wanted
+
+
 async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
     server: EmbeddedServer, redis: Redis
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -430,3 +431,41 @@ async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_mad
         work.ready.pop()
     assert pool.room(work) == 4 + 400 - 103 - 150, "what is ready may end before the claim is answered"
     work.claiming = 0
+
+
+async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enough_is_coming() -> None:
+    """Eight fetchers would otherwise be woken for every message that ends."""
+    mq = RedisMessageQueue("embedded://")
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None: ...
+
+    pool = ReadyJobs([on_t], 4, 1000)
+    work = pool.topics["t"]
+    work.pace.prefetch, work.pace._measured_at = 400, inf
+    told: list[str] = []
+    for name in ("first", "second"):
+        pool.on_room(partial(told.append, name))
+    jobs: list[Any] = [object() for _ in range(303)]
+    pool.offer(work, jobs)
+
+    def end_one() -> list[str]:
+        assert pool.take() is not None
+        pool.finished(work, 1)
+        said = told.copy()
+        told.clear()
+        return said
+
+    assert end_one() == [], "302 of 400 are more than three quarters"
+    assert [end_one(), end_one()] == [[], ["first", "second"]]
+    assert end_one() == [], "none has looked since"
+    work.claiming = pool.room(work)
+    assert end_one() == [], "what was asked for is on its way"
+    pool.claimed(work, work.claiming)
+    assert sorted(told) == ["first", "second"], "it brought nothing"
+    while len(work.ready) > 1:
+        work.ready.pop()
+    work.claiming = 250
+    pool.room(work)
+    told.clear()
+    assert sorted(end_one()) == ["first", "second"], "a shard that does not answer stops no other"

@@ -55,7 +55,7 @@ async def replay(
 ) -> list[Replayed]:
     """Make dead messages pending again, as if new: attempts start at one, the history stays.
 
-    The server replays some while the next are encoded. With a new payload all are encoded before.
+    The server replays some while the next are encoded.
 
     Args:
         store: of their shard.
@@ -67,14 +67,13 @@ async def replay(
         InvalidPayload, MessageTooLarge: the new payload cannot be stored.
         UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
     """
-    step = _PER_CALL if payload is NOT_GIVEN else len(rows)
     calls: list[asyncio.Task[list[Replayed]]] = []
     try:
         while rows:
-            some = [_replay(row, payload, remember, store.max_bytes) for row in rows[:step]]
+            some = [_replay(row, payload, remember, store.max_bytes) for row in rows[:_PER_CALL]]
             calls.append(asyncio.create_task(store.replay(some)))
             await asyncio.sleep(0)  # so that it leaves now
-            rows = rows[step:]
+            rows = rows[_PER_CALL:]
         return [status for some in await asyncio.gather(*calls) for status in some]
     finally:
         for call in calls:
