@@ -302,7 +302,7 @@ class ReadyJobs:
         topic.claiming -= room
         if len(self._room_listeners) > 1:
             self._room_listeners.append(self._room_listeners.pop(0))  # each is first in turn
-            if topic.needs_more(len(topic.ready)):
+            if topic.needs_more(len(topic.ready) - topic.starting):
                 self._tell_of_room()
 
     def _tell_of_room(self) -> None:
