@@ -97,7 +97,13 @@ async def test_a_payload_and_a_history_that_name_the_field_confuse_nothing(store
     assert (await row(store)).oldest_at == 1763230000.125
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff", b'{"created_at":"x"}', b'{"created_at":1.2.3}', b"x" * 5000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"\xff", b'{"created_at":"x"}', b'{"created_at":1.2.3}', b"x" * 5000),
+        b'{"payload":{"created_at":5},"created_at":null}',
+    ],
+)
 async def test_an_unreadable_message_has_no_time(store: Store, body: bytes) -> None:
     await store.produce(TOPIC, [NewMessage("a", body)])
     found = await row(store)

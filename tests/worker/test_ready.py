@@ -459,9 +459,8 @@ async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enou
     assert end_one() == [], "302 of 400 are more than three quarters"
     assert [end_one(), end_one()] == [[], ["first", "second"]]
     assert end_one() == [], "none has looked since"
-    work.claiming = pool.room(work)
-    assert end_one() == [], "what was asked for is on its way"
-    pool.claimed(work, work.claiming)
+    with pool.claiming(work, pool.room(work)):
+        assert end_one() == [], "what was asked for is on its way"
     assert sorted(told) == ["first", "second"], "it brought nothing"
     while len(work.ready) > 1:
         work.ready.pop()
@@ -469,3 +468,43 @@ async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enou
     pool.room(work)
     told.clear()
     assert sorted(end_one()) == ["first", "second"], "a shard that does not answer stops no other"
+
+
+async def test_a_batch_that_lingers_keeps_no_fetcher_from_filling_it() -> None:
+    mq = RedisMessageQueue("embedded://")
+
+    @mq.handler("t", batch=10, linger=5.0)
+    async def on_t(payloads: list[int]) -> None: ...
+
+    pool = ReadyJobs([on_t], 10, 1000)
+    work = pool.topics["t"]
+    told: list[str] = []
+    for name in ("first", "second"):
+        pool.on_room(partial(told.append, name))
+    jobs: list[Any] = [object() for _ in range(3)]
+    pool.offer(work, jobs)
+    with pool.claiming(work, room := pool.room(work)):
+        assert (room, pool.room(work)) == (100 - 3, 0)
+    assert sorted(told) == ["first", "second"]
+    pool.close()
+
+
+async def test_a_shard_that_does_not_answer_keeps_no_room_from_the_others() -> None:
+    mq = RedisMessageQueue("embedded://")
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None: ...
+
+    pool = ReadyJobs([on_t], 4, 1000)
+    work = pool.topics["t"]
+    told: list[str] = []
+    for name in ("silent", "other"):
+        pool.on_room(partial(told.append, name))
+    with pool.claiming(work, pool.room(work)):
+        assert pool.room(work) == 0
+        await eventually(lambda: told)
+        assert pool.room(work) == 4
+        with pool.claiming(work, 4):
+            assert pool.room(work) == 0
+        told.clear()
+    assert (work.claiming, pool.room(work), told) == (0, 4, [])

@@ -55,7 +55,7 @@ async def replay(
 ) -> list[Replayed]:
     """Make dead messages pending again, as if new: attempts start at one, the history stays.
 
-    The server replays some while the next are encoded.
+    The server replays some while the next are encoded. If it refuses a call, those of the next may live.
 
     Args:
         store: of their shard.
@@ -78,6 +78,7 @@ async def replay(
     finally:
         for call in calls:
             call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Replay:

@@ -223,11 +223,8 @@ class Fetcher(Service):
                 await self._give_back_unknown(topic)
             self._doubtful.add(topic)
             asked_at = self._loop.time()
-            work.claiming += room
-            try:
+            with self._ready.claiming(work, room):
                 claim = await self._store.claim(topic, room, lease=self._config.lease, holder=self._worker)
-            finally:
-                self._ready.claimed(work, room)
         except (StoreError, ResponseError) as error:  # refused: nothing was written, other topics go on
             self._doubtful.discard(topic)
             self._hot.pop(topic)

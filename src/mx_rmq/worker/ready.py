@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.worker.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from mx_rmq.worker.handlers import Handler
     from mx_rmq.worker.holdings import Job
 
 _MOST_AT_ONCE = 250
 """Messages in one claim: enough to share its cost, few enough to arrive before those held are used up."""
+_SLOW = 0.25
+"""Seconds for which a claim that is not answered keeps room from other shards."""
 _MOMENT = 1.0
 """Seconds for which a run that begins alone waits for others to end, and others then wait for it."""
 _MOST_WAKING = 4
@@ -61,12 +63,12 @@ class TopicWork:
     def needs_more(self, held: int) -> bool:
         """Whether to refill the prefetch, of which *held* are there: a quarter of it is used.
 
-        What claims from other shards bring counts too, so that many shards do not mean many small claims;
-        but not all of it, since a shard may not answer, and the others go on.
+        A batch may always be filled. What claims from other shards bring counts too, so that many shards
+        do not mean many small claims; but not all of it, since a shard may not answer, and the others go on.
         """
-        prefetch, claiming = self.pace.prefetch, self.claiming
-        if not self.ready:
+        if not self.ready or self.handler.batch > 1:
             return True
+        prefetch, claiming = self.pace.prefetch, self.claiming
         if not claiming:
             return 8 * held <= 6 * prefetch
         return 8 * (held + min(claiming, prefetch // 2)) <= 5 * prefetch
@@ -284,7 +286,7 @@ class ReadyJobs:
         self._told = False
         topic.pace.measure(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
-        if batch == 1 and not topic.needs_more(ready - topic.starting):
+        if not topic.needs_more(ready - topic.starting):
             return 0
         runs, spare = self.concurrency - self._runs, topic.pace.prefetch
         if self._ready > ready:
@@ -297,9 +299,29 @@ class ReadyJobs:
         runs = max(0, min(runs, topic.limit - topic.runs))
         return max(0, min(runs * batch + max(0, spare) - ready - topic.claiming, _MOST_AT_ONCE))
 
-    def claimed(self, topic: TopicWork, room: int) -> None:
-        """End a claim that had reserved room; a claim from another shard may have waited for it."""
-        topic.claiming -= room
+    @contextmanager
+    def claiming(self, topic: TopicWork, room: int) -> Iterator[None]:
+        """Reserve room while a claim is under way; a claim from another shard may wait for it.
+
+        After ``_SLOW`` seconds the others wait no longer: the shard may be silent. If it answers after all,
+        the worker holds more than it can run, until runs end or the surplus is given back.
+        """
+        topic.claiming += room
+        reserved = [room]
+        timer = None
+        if len(self._room_listeners) > 1:
+            timer = self._loop.call_later(_SLOW, self._unreserve, topic, reserved)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._unreserve(topic, reserved)
+
+    def _unreserve(self, topic: TopicWork, reserved: list[int]) -> None:
+        if not reserved:
+            return
+        topic.claiming -= reserved.pop()
         if len(self._room_listeners) > 1:
             self._room_listeners.append(self._room_listeners.pop(0))  # each is first in turn
             if topic.needs_more(len(topic.ready) - topic.starting):

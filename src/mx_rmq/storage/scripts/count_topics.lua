@@ -10,7 +10,7 @@
 -- Uses     limits lanes batch
 local payload, monitor, counters = KEYS[1], KEYS[2], KEYS[3]
 local prefix, events = ARGV[1], ARGV[2]
-local tails = {128, 512, 131072}  -- bytes from the end of a body; the last one has room for any history
+local tails = {128, 512, 4096, 131072}  -- bytes from the end of a body; the last one has room for any history
 local bytes = 0
 
 redis.call('HLEN', payload)
@@ -35,7 +35,7 @@ local function produced_at(body)
   if not body then return end
   bytes = bytes + #body
   for n = 1, #tails do
-    local found = string.match(body, '^.*"created_at":([%d.]+)', -tails[n])
+    local found = string.match(body, '^.*"created_at":([%d.]*)', -tails[n])
     if found or #body <= tails[n] then return tonumber(found) and found end
   end
 end
