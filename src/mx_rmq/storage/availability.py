@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Final
 
+from mx_rmq.errors import WrongKeyType
 from mx_rmq.events import ServerBack, ServerReconnected, ServerUnavailable, emit
 
 _AGAIN: Final = 60.0
@@ -15,6 +16,7 @@ class Availability:
     """What the users of one server know of it.
 
     An outage begins with the first user that cannot use the server, and ends when all of those can again.
+    During it each further key of the wrong type is told too: an operator has to mend every one.
 
     Args:
         server: how events call it.
@@ -26,6 +28,8 @@ class Availability:
         self.queue = queue
         self._since = 0.0
         self._told_at = 0.0
+        self._keys_told: set[str] = set()
+        """The errors about keys of the wrong type that were told since the outage began."""
         self.away: set[str] = set()
         """The users that cannot use it now."""
 
@@ -34,8 +38,12 @@ class Availability:
         now = monotonic()
         if not self.away:
             self._since, self._told_at = now, 0.0
+            self._keys_told.clear()
         self.away.add(user)
-        if not self._told_at or now - self._told_at >= _AGAIN:
+        another = isinstance(error, WrongKeyType) and str(error) not in self._keys_told
+        if another or not self._told_at or now - self._told_at >= _AGAIN:
+            if another:
+                self._keys_told.add(str(error))
             lasts = f"; for {now - self._since:.0f} s now" if self._told_at else ""
             self._told_at = now
             said = f"{error}{lasts}; {remedy}"
