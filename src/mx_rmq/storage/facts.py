@@ -201,7 +201,7 @@ _COLUMNS: Final = (
 )
 
 
-@dataclass(slots=True, unsafe_hash=True)  # a frozen one takes four times as long to make
+@dataclass(slots=True, unsafe_hash=True)  # a frozen one takes several times as long to make
 class TopicCounts:
     """The counts of a topic, all of one instant; from ``produced`` on they are totals over time."""
 
