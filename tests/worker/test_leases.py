@@ -157,7 +157,7 @@ async def test_a_loop_that_hangs_for_long_keeps_only_what_has_a_timeout(
     make_queue: MakeQueue, server: EmbeddedServer, timeout: float | None, kept: bool
 ) -> None:
     """Without one its handler would keep the message for as long as the process lives."""
-    mq = make_queue(lease=0.5, patience=0.5, timeout=timeout)
+    mq = make_queue(lease=0.2, patience=0.5, timeout=timeout)
 
     with another_monitor(server) as taken:
 
