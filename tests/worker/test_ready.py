@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import RedisMessageQueue
-from mx_rmq.worker.ready import ReadyJobs
+from mx_rmq.worker.ready import ReadyJobs, TopicWork
 from tests.words import drained, eventually, in_state
 
 if TYPE_CHECKING:
@@ -412,16 +412,27 @@ async def test_a_pool_that_is_closed_starts_nothing_but_gives_everything_back() 
     assert pool.drain() == jobs
 
 
-async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_made() -> None:
-    """Eight shards would otherwise mean claims of an eighth; but one that is silent stops no other."""
+def pool_of_two_shards(
+    concurrency: int, *, prefetch: int = 0, **options: Any
+) -> tuple[ReadyJobs, TopicWork, list[str]]:
+    """A pool with one topic, its work, and which fetchers were told of room; the prefetch stays as it is."""
     mq = RedisMessageQueue("embedded://")
 
-    @mq.handler("t")
-    async def on_t(payload: int) -> None: ...
+    @mq.handler("t", **options)
+    async def on_t(payload: Any) -> None: ...
 
-    pool = ReadyJobs([on_t], 4, 1000)
+    pool = ReadyJobs([on_t], concurrency, 1000)
     work = pool.topics["t"]
-    work.pace.prefetch, work.pace._measured_at = 400, inf
+    work.pace.prefetch, work.pace._measured_at = prefetch, inf
+    told: list[str] = []
+    for name in ("first", "second"):
+        pool.on_room(partial(told.append, name))
+    return pool, work, told
+
+
+async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_made() -> None:
+    """Eight shards would otherwise mean claims of an eighth; but one that is silent stops no other."""
+    pool, work, _ = pool_of_two_shards(4, prefetch=400)
     jobs: list[Any] = [object() for _ in range(250)]
     pool.offer(work, jobs)
     assert pool.room(work) == 4 + 400 - 250
@@ -435,17 +446,7 @@ async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_mad
 
 async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enough_is_coming() -> None:
     """Eight fetchers would otherwise be woken for every message that ends."""
-    mq = RedisMessageQueue("embedded://")
-
-    @mq.handler("t")
-    async def on_t(payload: int) -> None: ...
-
-    pool = ReadyJobs([on_t], 4, 1000)
-    work = pool.topics["t"]
-    work.pace.prefetch, work.pace._measured_at = 400, inf
-    told: list[str] = []
-    for name in ("first", "second"):
-        pool.on_room(partial(told.append, name))
+    pool, work, told = pool_of_two_shards(4, prefetch=400)
     jobs: list[Any] = [object() for _ in range(303)]
     pool.offer(work, jobs)
 
@@ -471,16 +472,7 @@ async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enou
 
 
 async def test_a_batch_that_lingers_keeps_no_fetcher_from_filling_it() -> None:
-    mq = RedisMessageQueue("embedded://")
-
-    @mq.handler("t", batch=10, linger=5.0)
-    async def on_t(payloads: list[int]) -> None: ...
-
-    pool = ReadyJobs([on_t], 10, 1000)
-    work = pool.topics["t"]
-    told: list[str] = []
-    for name in ("first", "second"):
-        pool.on_room(partial(told.append, name))
+    pool, work, told = pool_of_two_shards(10, batch=10, linger=5.0)
     jobs: list[Any] = [object() for _ in range(3)]
     pool.offer(work, jobs)
     with pool.claiming(work, room := pool.room(work)):
@@ -490,16 +482,7 @@ async def test_a_batch_that_lingers_keeps_no_fetcher_from_filling_it() -> None:
 
 
 async def test_a_shard_that_does_not_answer_keeps_no_room_from_the_others() -> None:
-    mq = RedisMessageQueue("embedded://")
-
-    @mq.handler("t")
-    async def on_t(payload: int) -> None: ...
-
-    pool = ReadyJobs([on_t], 4, 1000)
-    work = pool.topics["t"]
-    told: list[str] = []
-    for name in ("silent", "other"):
-        pool.on_room(partial(told.append, name))
+    pool, work, told = pool_of_two_shards(4)
     with pool.claiming(work, pool.room(work)):
         assert pool.room(work) == 0
         await eventually(lambda: told)
