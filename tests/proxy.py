@@ -154,8 +154,7 @@ class Proxy:
         """
         self._rate = rate
         if self._listener is not None:
-            for sock in self._listener.sockets:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+            self._wait(self._listen_anew())
 
     def lead_to(self, server: Located) -> None:
         """Lead new connections to another server; those there are stay with the old one."""
@@ -191,6 +190,13 @@ class Proxy:
             self._listener = await asyncio.start_server(
                 self._serve, "127.0.0.1", self._port, limit=1 << 14 if self._rate else 1 << 16
             )
+        if self._rate and not self._unix:
+            for sock in self._listener.sockets:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+
+    async def _listen_anew(self) -> None:
+        await self._close_door()
+        await self._listen()
 
     async def _away(self) -> None:
         await self._close_door()

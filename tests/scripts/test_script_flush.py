@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from mx_rmq.errors import StoreError, WrongKeyType
-from mx_rmq.storage.contract import NewMessage, Replay, Restore, Suspect
+from mx_rmq.storage.contract import NewMessage, Replay, Restore, Settled, Suspect
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
 from tests.scripts.states import everything
@@ -167,6 +167,37 @@ async def test_a_script_travels_once_and_is_known_afterwards(redis: Redis, keys:
     for _ in range(3):
         await store.next_delay()
     assert listening.sent == ["EVALSHA", "EVAL", "EVALSHA", "EVALSHA"]
+
+
+async def test_leases_of_many_topics_take_two_writes_if_the_script_is_unknown(
+    store: Store, redis: Redis, keys: Keys
+) -> None:
+    """Each write costs the lease keeper's thread its turn, which is long while handlers compute."""
+
+    class Writes:
+        def __init__(self) -> None:
+            self.sent: list[list[str]] = []
+
+        async def execute_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+            self.sent.append([command[0] for command in commands])
+            line: Commands = redis
+            return [await _reply(line, command) for command in commands]
+
+    writes, chunks = Writes(), []
+    for topic in ("a", "b", "c"):
+        await store.produce(topic, [NewMessage(f"of-{topic}", b"")])
+        chunks.append((topic, (await store.claim(topic, 1, lease=60.0, holder="w")).deliveries))
+    assert await store.extend_together(writes, chunks, lease=60.0) == [[Settled.DONE]] * 3
+    assert writes.sent == [["EVALSHA"] * 3, ["EVAL", "EVALSHA", "EVALSHA"]]
+    assert await store.extend_together(writes, chunks, lease=60.0) == [[Settled.DONE]] * 3
+    assert writes.sent[2:] == [["EVALSHA"] * 3]
+
+
+async def _reply(line: Commands, command: tuple[Any, ...]) -> Any:
+    try:
+        return await line.execute_command(*command)
+    except ResponseError as error:
+        return error
 
 
 @pytest.fixture

@@ -120,9 +120,9 @@ class BlockingConnections:
             self._give_up(connection)
             raise ServerUnavailable("no connection to the server in time")
         try:
-            if fresh:  # connecting and the first reply share one timeout
+            if fresh:  # connecting and the first reply share one timeout; connecting never has it all
                 took = time.monotonic() - began
-                connection._sock.settimeout(max(0.01, self._timeout - took))
+                connection._sock.settimeout(max(self._timeout / 4, self._timeout - took))
             packed = connection.pack_commands(commands)
             connection.send_packed_command(_pieces(packed))
             if sum(map(len, packed)) > _PIECE:

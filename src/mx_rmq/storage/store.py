@@ -201,16 +201,20 @@ class Store:
         """Extend deliveries of many topics in one write; a topic's refusal is returned among the answers."""
         script = self._scripts["extend_lease"]
         now = self.now() if self.now else ""
-        commands = []
+        commands: list[tuple[object, ...]] = []
         for topic, deliveries in chunks:
             keys = self.keys.of_script(script, topic)
             args = [cell for delivery in deliveries for cell in (delivery.id, delivery.token)]
             commands.append(("EVALSHA", script.sha, len(keys), *keys, _ms(lease), *args, now))
         answers: list[list[Settled] | StoreError] = []
         replies = await connections.execute_together(*commands)
-        for (topic, _), command, reply in zip(chunks, commands, replies, strict=True):
-            if isinstance(reply, NoScriptError):
-                (reply,) = await connections.execute_together(("EVAL", script.text, *command[2:]))
+        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:  # once more, again in one write; the first brings the script for all
+            again = [commands[n] for n in unknown]
+            again[0] = ("EVAL", script.text, *again[0][2:])
+            for n, reply in zip(unknown, await connections.execute_together(*again), strict=True):
+                replies[n] = reply
+        for (topic, _), reply in zip(chunks, replies, strict=True):
             match reply:
                 case ResponseError():
                     keys = self.keys.of_script(script, topic)
