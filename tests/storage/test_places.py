@@ -11,6 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from mx_rmq import RedisMessageQueue
+from mx_rmq.config import Config
 from mx_rmq.errors import ServerRefused, ServerUnavailable
 from mx_rmq.storage.blocking import BlockingConnections, run_blocking
 from mx_rmq.storage.connection import Connection
@@ -20,6 +21,7 @@ from mx_rmq.storage.inquiry import BlockingInquiry, LoopInquiry
 from mx_rmq.storage.keys import Keys
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.place import Place, Spot
+from mx_rmq.storage.shard import Shard
 from mx_rmq.storage.store import Store
 from mx_rmq.urls import read_url
 from tests.harness import free_port
@@ -336,3 +338,37 @@ async def test_an_embedded_server_is_started_again(find: Find) -> None:
         assert address._server.pid != before
     finally:
         address.end()
+
+
+# -- the connections of one shard
+
+
+async def test_connections_that_are_where_the_primary_went_stay_open(tcp: str) -> None:
+    """Each of them finds it by itself, and the last to arrive must not close the others."""
+
+    class Moving(Place):
+        finds = True
+
+        def place(self, key: str) -> Place:
+            return self
+
+        def move(self, url: str) -> None:
+            self._spot = Spot(url)
+
+    with EmbeddedServer.open() as successor:
+        place = Moving(read_url(tcp))
+        shard = Shard(place, Config(name="q", url=tcp))
+        late, early, idle = shard.connection, shard._for_operators, shard.new_connection(0.0)
+        for each in (late, early, idle):
+            await each.execute_command("PING")
+        place.move(successor.url)
+        late.lose("a fault")
+        early.lose("a fault")
+        await early.execute_command("PING")
+        assert not idle.number
+        waiting = asyncio.ensure_future(early.execute_command("BLPOP", "nothing", 0.3))
+        await late.execute_command("PING")
+        assert await waiting is None
+        assert early.number == late.number == 2
+        await shard.close()
+        await idle.close()

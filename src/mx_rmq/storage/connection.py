@@ -91,6 +91,11 @@ class Connection:
         return 0 if self._wire is None or self._wire.lost else self._made
 
     @property
+    def open_at(self) -> str:
+        """The URL where it is open; empty while it is not."""
+        return self._spot.url if self.number and self._spot is not None else ""
+
+    @property
     def address(self) -> str:
         """Where the last connection was opened, as ``host:port``; empty before the first."""
         return "" if self._spot is None else urlsplit(self._spot.url).netloc.rpartition("@")[2]
@@ -328,10 +333,11 @@ class ConnectionPerCall:
         for each in self._idle:
             each.lose(why)
 
-    def lose(self, why: str) -> None:
-        """Close all connections; those in use fail."""
+    def lose_elsewhere(self, url: str, why: str) -> None:
+        """Close all connections that are not open at a URL; those in use fail."""
         for each in self._all:
-            each.lose(why)
+            if each.open_at != url:
+                each.lose(why)
 
     async def close(self) -> None:
         """Close the connections for good."""

@@ -167,10 +167,11 @@ class Shard:
     def _leave(self, told: Connection) -> None:
         """Close all other connections after one saw that the server is no longer the primary.
 
-        Connections that only read would never notice, and would return a replica's outdated data.
+        Connections that only read would never notice, and would return a replica's outdated data. Those stay
+        that are where this one has found the primary.
         """
-        why = "its server is not the primary any more"
+        why, primary = "its server is not the primary any more", told.open_at
         for connection in self._shared:
-            if connection is not told:
+            if connection is not told and connection.open_at != primary:
                 connection.lose(why)
-        self._waiting.lose(why)
+        self._waiting.lose_elsewhere(primary, why)
