@@ -35,8 +35,8 @@ _LONGEST: Final = 10.0
 """Seconds after which a worker asks in any case."""
 _TURN: Final = 0.45
 """Seconds between two turns, if there are not very many workers."""
-_LOOK: Final = 0.001
-"""Seconds between two turns for each worker that is looked at. The server needs 4 µs for each."""
+_LOOK: Final = 0.002
+"""Seconds between two turns for each worker that is looked at. The server needs 4 to 17 µs for each."""
 _TURNS_MISSED: Final = 10
 """After so many times the usual wait for a turn, a worker makes a round without: the key may be spoilt."""
 
