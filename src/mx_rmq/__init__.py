@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mx_rmq.message import Message, PastAttempt
     from mx_rmq.observing.asgi import AsgiApp
     from mx_rmq.observing.logs import JsonFormatter
-    from mx_rmq.operating.audit_report import AuditReport, Finding
+    from mx_rmq.operating.audit_report import AuditReport, AuditReports, Finding
     from mx_rmq.operating.dead_letters import DeadLetters
     from mx_rmq.operating.doctor import Checkup, Diagnosis
     from mx_rmq.operating.history import History, HistoryRow, Rates, TopicRates
@@ -72,6 +72,7 @@ __all__ = [
     "Act",
     "AsgiApp",
     "AuditReport",
+    "AuditReports",
     "BatchHandler",
     "CallNext",
     "CanaryDied",
@@ -161,7 +162,7 @@ if not TYPE_CHECKING:  # type checkers get these names from the imports above
         "mx_rmq.message": "Message PastAttempt",
         "mx_rmq.observing.asgi": "AsgiApp",
         "mx_rmq.observing.logs": "JsonFormatter",
-        "mx_rmq.operating.audit_report": "AuditReport Finding",
+        "mx_rmq.operating.audit_report": "AuditReport AuditReports Finding",
         "mx_rmq.operating.dead_letters": "DeadLetters",
         "mx_rmq.operating.doctor": "Checkup Diagnosis",
         "mx_rmq.operating.history": "History HistoryRow Rates TopicRates",

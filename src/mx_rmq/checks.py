@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from datetime import timedelta
 from importlib.util import find_spec
@@ -125,6 +126,28 @@ def refuse_unknown(
         raise ConfigError(f"there is no {what} {name!r}; {hint}")
 
 
+def check_takes(what: str, function: Any, parameters: str) -> None:
+    """Refuse what cannot be called with so many arguments.
+
+    Args:
+        what: what it is to be, such as a hook.
+        function: what was given.
+        parameters: the names of the arguments.
+
+    Raises:
+        ConfigError: says what it must take.
+    """
+    rule = f"a function that takes ({parameters})"
+    if not callable(function):
+        raise refusal(what, rule, function)
+    try:
+        inspect.signature(function).bind(*parameters.split(", "))
+    except TypeError:
+        raise refusal(what, rule, function) from None
+    except ValueError:  # a function written in C does not say what it takes
+        pass
+
+
 def check_name(what: str, value: object) -> str:
     """Return *value* as a plain string if it is a valid name of a *what*, such as a queue.
 
@@ -152,6 +175,15 @@ def check_id(value: object) -> str:
         InvalidName: it cannot be one.
     """
     return _check_id("message id", value)
+
+
+def given_id(value: object) -> str:
+    """Return the id of a message that another program may have stored: any text, a whole number or a UUID.
+
+    Raises:
+        InvalidName: it is something else.
+    """
+    return plain(value) if isinstance(value, str) else check_id(value)
 
 
 def check_key(value: object) -> str:

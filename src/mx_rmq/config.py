@@ -15,6 +15,7 @@ from mx_rmq.checks import (
     check_choice,
     check_name,
     check_seconds,
+    check_takes,
     check_whole,
     refusal,
     refuse_unknown,
@@ -264,3 +265,4 @@ def _check_lifespan(lifespan: Any) -> None:
         )
     if not callable(lifespan) or inspect.iscoroutinefunction(lifespan):
         raise refusal("lifespan", "a function with @asynccontextmanager, or None", lifespan)
+    check_takes("lifespan", lifespan, "queue")

@@ -210,7 +210,14 @@ class Lifecycle:
 
         If an earlier loop ended without ``close``, its connections ended with it and are not used again.
         """
-        loop, session = get_running_loop(), self._session
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            raise ConfigError(
+                "no event loop runs here; await this in an async function, run the worker with "
+                "mx_rmq.run(queue), or produce with queue.sync"
+            ) from None
+        session = self._session
         if session is None or session.loop is not loop:
             if session is not None and session.opened is not None and session.loop.is_running():
                 raise ConfigError("the queue is open in another event loop; make one queue for each loop")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from mx_rmq.checks import shown
+from mx_rmq.checks import refusal, shown
 from mx_rmq.errors import InvalidPayload
 from mx_rmq.message import ENCODER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator
 
     from mx_rmq.message import Message
+
+T = TypeVar("T")
 
 _DEPTH_LIMIT: Final = 200
 _SHALLOW: Final = 2 * _DEPTH_LIMIT
@@ -48,9 +51,7 @@ def encode_payload(payload: Any) -> msgspec.Raw:
     kind = type(payload)
     try:
         if kind is not dict and hasattr(kind, "model_dump_json"):
-            encoded: bytes = payload.model_dump_json().encode()
-            same = b"null" not in encoded or kind.model_validate_json(encoded) == payload
-            problem = None if same else ("", "does not come back equal from JSON; it may hold a NaN")
+            encoded, problem = _model(payload)
         else:
             encoded = ENCODER.encode(payload)
             if kind is dict and len(encoded) <= _SHALLOW and _plain_decoder.decode(encoded) == payload:
@@ -62,6 +63,26 @@ def encode_payload(payload: Any) -> msgspec.Raw:
         where, why = problem
         raise InvalidPayload(f"payload{where} {why}")
     return msgspec.Raw(encoded)
+
+
+def _model(payload: Any) -> tuple[bytes, tuple[str, str] | None]:
+    """A pydantic model as JSON, by its aliases or else by its names: whichever it can read again.
+
+    The second is where and why it cannot read either, or None. Other classes with pydantic's method write
+    themselves in their own way.
+    """
+    kind, problem = type(payload), "it may hold a NaN"
+    if not hasattr(kind, "model_fields"):
+        return payload.model_dump_json().encode(), None
+    for by_alias in (True, False):
+        encoded: bytes = payload.model_dump_json(by_alias=by_alias).encode()
+        try:
+            read = kind.model_validate_json(encoded)
+            if b"null" not in encoded or read == payload:  # a NaN is written as null
+                return encoded, None
+        except ValueError as error:  # as pydantic's errors are
+            problem = str(error)
+    return encoded, ("", f"does not come back equal from JSON: {problem}")
 
 
 def plain_payload(message: Message | None) -> Any:
@@ -220,3 +241,35 @@ def _unsound(value: Any) -> tuple[str, str] | None:
         if problem := _unsound(item):
             return step + problem[0], problem[1]
     return None
+
+
+# -- many of them
+
+
+def check_payloads(payloads: Any) -> None:
+    """Refuse one payload where an iterable of payloads must be.
+
+    Raises:
+        ConfigError: says so.
+    """
+    if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
+        raise refusal("payloads", "an iterable with one payload per message", payloads)
+
+
+def numbered(payloads: Iterable[Any], make: Callable[[Any], T]) -> Iterator[T]:
+    """What *make* returns for each payload.
+
+    Raises:
+        InvalidPayload: *make* refused one; names its place.
+    """
+    for n, payload in enumerate(payloads):
+        try:
+            made = make(payload)
+        except InvalidPayload as error:
+            raise in_place(n, error) from None
+        yield made
+
+
+def in_place(n: int, error: InvalidPayload) -> InvalidPayload:
+    """An error that names the place of its payload."""
+    return InvalidPayload(f"payloads[{n}]: {error}")

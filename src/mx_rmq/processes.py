@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mx_rmq.checks import check_installed, check_whole
+from mx_rmq.checks import check_installed, check_whole, refusal
 from mx_rmq.errors import ConfigError, MxRmqError
 from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
 from mx_rmq.finding import being_imported, find_queue
@@ -92,6 +92,11 @@ def run(
         topics: serve only these; None for all that have a handler.
         metrics_port: where to serve ``/metrics``, ``/livez`` and ``/readyz``; None for nowhere.
     """
+    if not hasattr(queue, "run"):
+        raise refusal("queue", "the queue itself (run_processes takes its name)", queue)
+    with suppress(RuntimeError):  # none runs
+        asyncio.get_running_loop()
+        raise ConfigError("an event loop runs here already; use 'await queue.run()' or 'await queue.start()'")
     configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
@@ -144,6 +149,8 @@ def run_processes(queue: str, processes: int, *, metrics_port: int | None = None
     Returns:
         0 if all ended well after the signal, else 1.
     """
+    if not isinstance(queue, str):
+        raise refusal("queue", "where to import it from, such as 'package.module:name'", queue)
     return run_processes_with(WorkerOptions(queue=queue, metrics_port=metrics_port), processes)
 
 

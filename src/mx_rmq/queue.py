@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, cast, 
 from mx_rmq.checks import (
     check_installed,
     check_seconds,
+    check_takes,
     check_topic,
     check_whole,
     refusal,
     refuse_unknown,
 )
 from mx_rmq.config import Config
-from mx_rmq.errors import ConfigError, NotDurable
+from mx_rmq.errors import ConfigError, InvalidPayload, NotDurable
 from mx_rmq.lifecycle import Lifecycle, Running
 from mx_rmq.observing import logs
 from mx_rmq.observing.asgi import serving
@@ -36,11 +37,11 @@ from mx_rmq.operating.topics import Topics, queue_names, refuse_unknown_topic, t
 from mx_rmq.operating.trail import note_act, read_trail
 from mx_rmq.operating.vanished import read_vanished
 from mx_rmq.override import Override
+from mx_rmq.payloads import check_payloads, in_place
 from mx_rmq.produce_options import DEFAULT
 from mx_rmq.producing.middleware import active, around, around_many
 from mx_rmq.producing.options import (
     check_options,
-    check_payloads,
     checked_headers,
     messages,
     refuse_one_id,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from mx_rmq.health import Health, WorkerHealth
     from mx_rmq.message import Lane
     from mx_rmq.observing.asgi import AsgiApp
-    from mx_rmq.operating.audit_report import AuditReport
+    from mx_rmq.operating.audit_report import AuditReports
     from mx_rmq.operating.doctor import Checkup
     from mx_rmq.operating.history import History, Rates
     from mx_rmq.operating.messages import Asked, MessageFacts, MessagePage
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
     from mx_rmq.worker.hooks import DeadEvent, RetryEvent
 
     Receipts = list[Receipt]  # inside the class, ``list`` is a method
-    Reports = list[AuditReport]
     Names = list[str]
     Layer = TypeVar("Layer", bound=Middleware)
     ProduceLayer = TypeVar("ProduceLayer", bound=ProduceMiddleware)
@@ -249,14 +249,20 @@ class RedisMessageQueue:
         whole = around_many(layers, self._produce_many)
         if whole is not None:
             return await whole(topic, payloads, options)
-        one = around(layers, self._produce)
-        return [await one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
+        one, receipts = around(layers, self._produce), []
+        for n, payload in enumerate(payloads):
+            try:
+                receipts.append(await one(topic, payload, cast("ProduceOptions", {**options})))
+            except InvalidPayload as error:
+                raise in_place(n, error) from None
+        return receipts
 
     def produce_middleware(self, layer: ProduceLayer) -> ProduceLayer:
         """Put ``async def layer(call_next, topic, payload, options)`` around every produce.
 
         This includes ``mq.sync``; there a layer cannot await anything but ``call_next``.
         """
+        check_takes("produce_middleware", layer, "call_next, topic, payload, options")
         self._produce_layers.append(layer)
         return layer
 
@@ -350,10 +356,13 @@ class RedisMessageQueue:
 
         if not isinstance(topic, str) and callable(topic):
             raise ConfigError('@queue.handler needs a topic: write @queue.handler("orders")')
+        topic = check_topic(topic)
         if _unknown:
             refuse_unknown("option of handler", _unknown, _HANDLER_OPTIONS, _HANDLERS_ELSEWHERE)
 
         def register(function: Callable[..., Any]) -> Handler[..., Any]:
+            if isinstance(function, Handler):  # of another topic
+                function = function.function
             if topic in self._handlers:
                 first = self._handlers[topic].__name__
                 raise ConfigError(f"topic {topic!r} already has the handler {first}; a topic has one")
@@ -378,6 +387,9 @@ class RedisMessageQueue:
 
     def middleware(self, layer: Layer) -> Layer:
         """Put ``async def layer(call_next, payload, context)`` around every handler."""
+        check_takes("middleware", layer, "call_next, payload, context")
+        if self._lifecycle.worker is not None:
+            raise ConfigError("the worker is running; register middleware before start()")
         self._middleware.append(layer)
         return layer
 
@@ -387,17 +399,13 @@ class RedisMessageQueue:
         An ``async def`` runs in the event loop, a plain ``def`` in a thread. The hook is called after the
         server has accepted the move. Its errors are logged and change nothing.
         """
-        from mx_rmq.worker.hooks import check_hook  # imported here: a pure producer does not need it
-
-        check_hook("on_dead", hook)
+        check_takes("on_dead", hook, "event")
         self._on_dead.append(hook)
         return hook
 
     def on_retry(self, hook: OnRetry) -> OnRetry:
         """Call *hook* with a ``RetryEvent`` for each failed attempt after which a message runs again."""
-        from mx_rmq.worker.hooks import check_hook  # imported here: a pure producer does not need it
-
-        check_hook("on_retry", hook)
+        check_takes("on_retry", hook, "event")
         self._on_retry.append(hook)
         return hook
 
@@ -501,7 +509,7 @@ class RedisMessageQueue:
     @property
     def dlq(self) -> DeadLetters:
         """The dead messages."""
-        return DeadLetters(self._lifecycle.shards, self._handlers)
+        return DeadLetters(self._lifecycle.shards, self._handlers, self._fitting)
 
     async def find(self, id_: str) -> MessageFacts:
         """Where a message is, and what is known about it."""
@@ -809,7 +817,9 @@ class RedisMessageQueue:
     def _topics(self) -> Topics:
         return Topics(self._lifecycle.shards, self._handlers)
 
-    async def audit(self, *, repair: bool = False, progress: Callable[[int], None] | None = None) -> Reports:
+    async def audit(
+        self, *, repair: bool = False, progress: Callable[[int], None] | None = None
+    ) -> AuditReports:
         """Check that every message is in exactly one place; returns one report per shard.
 
         Args:

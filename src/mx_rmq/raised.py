@@ -30,6 +30,8 @@ class RetryLater(Exception):
         *,
         count: bool = True,
     ) -> None:
+        if not isinstance(reason, str):
+            raise refusal("the reason of RetryLater", "a text; count is given by name", reason)
         super().__init__(reason)
         what = "the delay of RetryLater"
         if not count and delay is None:  # the policy's waits are for failed attempts

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mx_rmq.checks import Duration, check_seconds, check_whole, refusal, refuse_unknown
 from mx_rmq.events import BackoffFailed, emit
+from mx_rmq.message import describe
 from mx_rmq.raised import RetryLater
 
 BackoffFunction = Callable[[int, BaseException], Duration | None]
@@ -132,7 +133,8 @@ class Retry:
             if isnan(wait):
                 raise ValueError("it returned NaN")
         except Exception as failure:  # a user's function; its failure must not affect the message
-            emit(BackoffFailed(), failure)
+            name = getattr(backoff, "__qualname__", repr(backoff))
+            emit(BackoffFailed(function=name, error=describe(failure)), failure)
             return self._jitter(attempts)
         return wait
 

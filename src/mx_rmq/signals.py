@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,12 @@ def on_signals(react: Callable[[], None]) -> Iterator[None]:
 
     A signal that is ignored stays ignored. A handler that was there before, such as a web server's, is called
     too. If it raises, as ``sys.exit()`` does, that is raised at the end of the block. Handlers of the loop
-    itself (``add_signal_handler``) are called by the loop and stay as they are.
+    itself (``add_signal_handler``) are called by the loop and stay as they are. Only the main thread gets
+    signals; in another one nothing is done.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     raised: list[BaseException] = []

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mx_rmq import (
     ConfigError,
     DeadLetter,
+    InvalidName,
     InvalidPayload,
     MessageTooLarge,
     NotDead,
@@ -465,6 +467,32 @@ async def test_a_mended_payload_is_checked_as_in_produce(queue: RedisMessageQueu
             await queue.dlq.replay(payload=1)
 
 
+async def test_a_mended_payload_must_fit_the_handler_here(queue: RedisMessageQueue, redis: Redis) -> None:
+    await dead(queue, redis, "A1")
+
+    @queue.handler((await queue.dlq.get("A1")).topic)
+    async def takes_numbers(n: int) -> None: ...
+
+    async with unchanged(redis):
+        with pytest.raises(
+            InvalidPayload, match="has the handler takes_numbers: the payload does not fit int"
+        ):
+            await queue.dlq.replay("A1", payload="x")
+    assert await queue.dlq.replay("A1", payload=3) == 1
+
+
+async def test_an_id_may_be_a_number_for_operators_too(queue: RedisMessageQueue, redis: Redis) -> None:
+    number: Any = 17
+    await dead(queue, redis, "17")
+    assert (await queue.dlq.get(number)).id == "17"
+    assert await queue.dlq.replay(number) == 1
+    assert await queue.cancel(number)
+    several: Any = ["17"]
+    for call in (queue.dlq.get, queue.dlq.replay, queue.dlq.delete):
+        with pytest.raises(InvalidName, match=r"a message id must be .*, got \['17'\]"):
+            await call(several)
+
+
 async def test_an_unreadable_letter_is_replayed_as_it_is_but_cannot_be_mended(
     queue: RedisMessageQueue, redis: Redis
 ) -> None:
@@ -536,9 +564,9 @@ async def test_a_rate_spreads_a_replay_in_time(queue: RedisMessageQueue, redis: 
     assert time.monotonic() - started >= 4 / 20
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "5"])
 async def test_a_rate_that_makes_no_sense_is_refused(
-    queue: RedisMessageQueue, redis: Redis, rate: float
+    queue: RedisMessageQueue, redis: Redis, rate: Any
 ) -> None:
     await dead(queue, redis, "A1")
     with pytest.raises(ConfigError, match="rate"):
@@ -602,6 +630,7 @@ async def test_letters_are_trimmed_by_age(queue: RedisMessageQueue, redis: Redis
     await dead(queue, redis, "old1", "old2")
     await queue.produce("t", 1, message_id="new")
     await bury(redis)
+    assert await queue.dlq.trim(max_age=timedelta(days=90000)) == 0
     assert await queue.dlq.trim(max_age=3600) == 2
     assert await ids_of(queue) == ["new"]
 

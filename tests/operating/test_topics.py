@@ -64,6 +64,8 @@ async def test_many_are_cancelled_in_batches(queue: RedisMessageQueue, redis: Re
     assert (counts.pending, counts.delayed, counts.processing, counts.in_dlq) == (0, 0, 1, 1)
     assert await is_sound(queue)
     assert await queue.cancel_many([]) == 0
+    with pytest.raises(ConfigError, match="ids must be an iterable of message ids, got 'later'"):
+        await queue.cancel_many("later")
 
 
 async def test_what_runs_is_dead_or_gone_cannot_be_cancelled(queue: RedisMessageQueue, redis: Redis) -> None:

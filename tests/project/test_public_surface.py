@@ -13,7 +13,8 @@ from mx_rmq import DeadLetters, RedisMessageQueue, events
 PACKAGE = Path(mx_rmq.__file__).parent
 
 NAMES = """
-    Act AsgiApp AuditReport BatchHandler CallNext CanaryDied CanaryUnfinished Checkup Config ConfigError
+    Act AsgiApp AuditReport AuditReports BatchHandler CallNext CanaryDied CanaryUnfinished Checkup Config
+    ConfigError
     Context Counts DeadEvent DeadGroup DeadGroups DeadLetter DeadLetters Diagnosis EmbeddedServerError
     Finding Handler Health History HistoryRow InvalidName InvalidPayload JsonFormatter LeaseLost Load
     Message MessageFacts MessagePage MessageTooLarge Middleware MxRmqError NoHandler NotDead NotDrained

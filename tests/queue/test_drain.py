@@ -123,6 +123,21 @@ async def test_the_error_names_what_is_left(mq: RedisMessageQueue, redis: Redis)
     assert issubclass(NotDrained, MxRmqError)
 
 
+async def test_what_waits_for_a_batch_is_named_as_held(mq: RedisMessageQueue) -> None:
+    @mq.handler("orders", batch=100, linger=20)
+    async def on_orders(_: list[int]) -> None: ...
+
+    await mq.start()
+    await mq.produce_many("orders", [1, 2, 3])
+
+    async def are_held() -> bool:
+        return (await mq.counts()).topics["orders"].held == 3
+
+    await eventually(are_held)
+    with pytest.raises(NotDrained, match=r"^not drained within 0\.1 s: 3 held in orders$"):
+        await mq.drain(timeout=0.1)
+
+
 async def test_a_handler_that_takes_too_long_is_named_as_running(mq: RedisMessageQueue) -> None:
     began, go = asyncio.Event(), asyncio.Event()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,12 +18,15 @@ import pytest
 from mx_rmq import (
     ConfigError,
     Context,
+    InvalidName,
     InvalidPayload,
     RedisMessageQueue,
     Retry,
     RetryLater,
+    run,
     run_processes,
 )
+from mx_rmq.worker.invocation import wrap
 from tests.words import complete, eventually
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ def test_a_handler_without_parentheses(bare: RedisMessageQueue) -> None:
 
 
 def context_first(ctx: Context, payload: Any) -> None: ...
+def context_before_another(ctx: Context, request_context: dict[str, Any]) -> None: ...
 def celery_style(order_id: str, amount: float) -> None: ...
 def celery_style_too(order_id, amount): ...  # type: ignore[no-untyped-def]
 def bound(self: Any, payload: Any) -> None: ...
@@ -79,6 +86,7 @@ def demanding(payload: Any, *, bank: str) -> None: ...
     ("function", "problem"),
     [
         (context_first, "the payload comes first"),
+        (context_before_another, "the payload comes first"),
         (celery_style, "put order_id and amount into one payload, or annotate the second with Context"),
         (celery_style_too, "the second one is the context"),
         (bound, "it is a method; register a function, or a method of an object"),
@@ -105,13 +113,39 @@ def with_unused(payload, _unused): ...  # type: ignore[no-untyped-def]
 def with_plain(payload, context): ...  # type: ignore[no-untyped-def]
 def with_optional(payload: Any, ctx: Context | None = None) -> None: ...
 def with_keyword(payload: Any, *, bank: str = "A") -> None: ...
+def with_a_context_as_payload(context: dict[str, Any], ctx: Context) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "function", [with_context, with_any, with_unused, with_plain, with_optional, with_keyword]
-)
+HANDLERS = [with_context, with_any, with_unused, with_plain, with_optional, with_keyword]
+
+
+@pytest.mark.parametrize("function", [*HANDLERS, with_a_context_as_payload])
 def test_these_are_handlers(bare: RedisMessageQueue, function: Any) -> None:
     assert bare.handler("t")(function).takes_context == (function is not with_keyword)
+
+
+def test_one_function_may_handle_two_topics_and_keeps_its_signature(bare: RedisMessageQueue) -> None:
+    @bare.handler("a")
+    @bare.handler("b")
+    async def on_order(order: Order) -> str:
+        """What is done with an order."""
+        return order.order_id
+
+    assert {topic: handler.function.__name__ for topic, handler in bare._handlers.items()} == {
+        "a": "on_order",
+        "b": "on_order",
+    }
+    assert on_order.topic == "a"
+    assert str(inspect.signature(on_order)) == "(order: 'Order') -> 'str'"
+    assert on_order.__doc__ == "What is done with an order."
+    assert asyncio.iscoroutinefunction(on_order)
+    assert not asyncio.iscoroutinefunction(bare.handler("c")(with_any))
+
+
+def test_a_topic_that_is_no_text(bare: RedisMessageQueue) -> None:
+    handler: Any = bare.handler
+    with pytest.raises(InvalidName, match=r"a topic must be .*, got \['a', 'b'\]"):
+        handler(["a", "b"])
 
 
 def undecodable(payload: Unknown) -> None: ...
@@ -156,6 +190,12 @@ def test_retrying_later_takes_seconds(delay: Any) -> None:
     assert (
         said == f"the delay of RetryLater must be seconds >= 0, or None for the policy's wait, got {delay!r}"
     )
+
+
+def test_a_reason_is_a_text() -> None:
+    mistake: Any = False
+    said = refused(lambda: RetryLater(60, mistake))
+    assert said == "the reason of RetryLater must be a text; count is given by name, got False"
 
 
 def test_one_class_where_a_tuple_is_wanted() -> None:
@@ -207,8 +247,6 @@ def test_a_url_that_can_be_read_in_two_ways_shows_nothing_of_the_password(url: s
 
 
 async def test_running_twice(mq: RedisMessageQueue) -> None:
-    import asyncio
-
     mq.handler("t")(with_any)
     running = asyncio.create_task(mq.run())
     await eventually(lambda: mq._lifecycle.worker is not None)
@@ -217,6 +255,69 @@ async def test_running_twice(mq: RedisMessageQueue) -> None:
     await mq.stop()
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_running_in_a_loop_that_runs(bare: RedisMessageQueue) -> None:
+    assert refused(lambda: run(bare)) == (
+        "an event loop runs here already; use 'await queue.run()' or 'await queue.start()'"
+    )
+
+
+def test_starting_without_a_loop(bare: RedisMessageQueue) -> None:
+    bare.handler("t")(with_any)
+    assert refused(bare.start).startswith("no event loop runs here; await this in an async function, run the")
+
+
+def test_a_name_where_the_queue_is_wanted_and_the_other_way_round(bare: RedisMessageQueue) -> None:
+    anything: Any = bare
+    name: Any = "tasks:mq"
+    assert refused(lambda: run_processes(anything, 2)).startswith(
+        "queue must be where to import it from, such as 'package.module:name', got <RedisMessageQueue"
+    )
+    assert refused(lambda: run(name)) == (
+        "queue must be the queue itself (run_processes takes its name), got 'tasks:mq'"
+    )
+
+
+# -- middleware
+
+
+def test_middleware_takes_three_and_around_produce_four(bare: RedisMessageQueue) -> None:
+    middleware: Any = bare.middleware
+    around_produce: Any = bare.produce_middleware
+    for wrong in (None, lambda payload: payload):
+        assert "must be a function that takes (call_next, payload, context), got" in refused(
+            partial(middleware, wrong)
+        )
+        assert "must be a function that takes (call_next, topic, payload, options), got" in refused(
+            partial(around_produce, wrong)
+        )
+    lifespan: Any = lambda: None  # noqa: E731 - takes nothing
+    assert "lifespan must be a function that takes (queue), got" in refused(
+        lambda: RedisMessageQueue("redis://localhost", lifespan=lifespan)
+    )
+
+
+async def test_middleware_comes_before_the_start(mq: RedisMessageQueue) -> None:
+    mq.handler("t")(with_any)
+    await mq.start()
+
+    async def layer(call_next: Any, payload: Any, context: Any) -> Any:
+        return await call_next(payload, context)
+
+    assert (
+        refused(lambda: mq.middleware(layer)) == "the worker is running; register middleware before start()"
+    )
+
+
+async def test_a_layer_that_is_not_async_is_named(mq: RedisMessageQueue) -> None:
+    def layer(*_: Any) -> None: ...
+
+    mq.produce_middleware(layer)  # type: ignore[type-var] # that is the mistake
+    with pytest.raises(ConfigError, match=r"layer returned None, not an awaitable; write async def"):
+        await mq.produce("t", 1)
+    with pytest.raises(TypeError, match=r"middleware .*layer returned None, not an awaitable; write async"):
+        await wrap(layer, [layer])(1, None)  # type: ignore[arg-type, list-item] # that is the mistake
 
 
 # -- producing
@@ -231,12 +332,37 @@ async def test_one_payload_where_many_are_wanted(mq: RedisMessageQueue, payloads
     with pytest.raises(ConfigError) as refusal:
         mq.sync.produce_many("t", payloads)
     assert str(refusal.value) == said
+    with pytest.raises(ConfigError) as refusal:
+        await mq.handler("t")(with_any).produce_many(payloads)
+    assert str(refusal.value) == said
+
+    async def layer(call_next: Any, *given: Any) -> Any:
+        return await call_next(*given)
+
+    mq.produce_middleware(layer)
+    for produce_many in (mq.produce_many, _awaitable(mq.sync.produce_many)):
+        with pytest.raises(ConfigError) as refusal:
+            await produce_many("t", payloads)
+        assert str(refusal.value) == said
 
 
-async def test_a_bad_item_is_named_by_its_place(mq: RedisMessageQueue) -> None:
+@pytest.mark.parametrize("inside", ["nothing", "a layer"])
+async def test_a_bad_item_is_named_by_its_place(mq: RedisMessageQueue, inside: str) -> None:
+    @mq.handler("orders")
+    async def on_order(n: int) -> None: ...
+
+    if inside == "a layer":
+
+        @mq.produce_middleware
+        async def layer(call_next: Any, *given: Any) -> Any:
+            return await call_next(*given)
+
     for produce_many in (mq.produce_many, _awaitable(mq.sync.produce_many)):
         with pytest.raises(InvalidPayload, match=r"^payloads\[2\]: payload is a set"):
             await produce_many("t", [1, 2, {3}, 4])
+    wrong: Any = [1, 2, "x", 4]
+    with pytest.raises(InvalidPayload, match=r"^payloads\[2\]: the payload does not fit int"):
+        await on_order.produce_many(wrong)
 
 
 def _awaitable(function: Any) -> Any:
@@ -252,6 +378,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"delay": datetime(2030, 1, 1, tzinfo=UTC)}, "delay must be seconds from now (use at= for a point"),
     ({"at": datetime(2030, 1, 1)}, "at must be a datetime with a time zone, such as datetime.now(UTC)"),
     ({"at": 5}, "at must be a datetime with a time zone, got 5"),
+    ({"at": datetime.max.replace(tzinfo=UTC)}, "at must be at most 100000000000 seconds from now, got"),
     ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "delay and at exclude each other"),
     ({"eta": 5}, "there is no option of produce 'eta'; did you mean at?"),
     ({"countdown": 5}, "there is no option of produce 'countdown'; did you mean delay?"),

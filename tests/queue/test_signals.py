@@ -198,3 +198,13 @@ async def test_the_default_action_is_not_taken_but_is_there_again_afterwards() -
         signal.raise_signal(signal.SIGTERM)
         await asyncio.wait_for(told.wait(), 5)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_only_the_main_thread_gets_signals() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def run() -> bool:
+        with on_signals(lambda: None):
+            return signal.getsignal(signal.SIGTERM) is before
+
+    assert await asyncio.to_thread(asyncio.run, run())

@@ -326,6 +326,19 @@ async def test_to_be_tried_later_is_no_error_and_to_be_rejected_is_one() -> None
         assert [(dead.reason, dead.error) for dead in q.dead] == [("rejected", "no stock")]
 
 
+async def test_to_be_tried_later_is_an_error_if_it_was_the_last_attempt() -> None:
+    mq = a_queue()
+
+    @mq.handler("orders", retry=Retry(1))
+    async def on_order(order: Order) -> None:
+        raise RetryLater(0)
+
+    async with running(mq) as q:
+        await mq.produce("orders", Order("A1"))
+        with pytest.raises(RetryLater):
+            await q.drain(raise_errors=True)
+
+
 async def test_a_failure_without_an_exception_is_told_in_words() -> None:
     mq = a_queue()
 

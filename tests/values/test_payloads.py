@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from mx_rmq.errors import InvalidPayload
 from mx_rmq.message import decode_message, encode_message
@@ -295,6 +296,26 @@ def test_a_model_writes_itself() -> None:
             return '{"naïve":true}'
 
     assert through_the_server(Model()) == {"naïve": True}
+
+
+class Aliased(BaseModel):
+    order_id: str = Field(alias="orderId")
+
+
+class Written(BaseModel):
+    order_id: str = Field(serialization_alias="orderId")
+
+
+class Measured(BaseModel):
+    weight: float | None
+
+
+def test_a_model_is_written_by_the_names_that_it_reads() -> None:
+    assert through_the_server(Aliased(orderId="A1")) == {"orderId": "A1"}
+    assert through_the_server(Written(order_id="A1")) == {"order_id": "A1"}
+    assert through_the_server(Measured(weight=None)) == {"weight": None}
+    with pytest.raises(InvalidPayload, match="does not come back equal from JSON: it may hold a NaN"):
+        encode_payload(Measured(weight=nan))
 
 
 # -- raw payloads

@@ -88,6 +88,7 @@ def test_a_function_that_fails_leaves_the_waits_exponential(caplog: pytest.LogCa
     waits = [_delay(Retry(backoff=backoff, base=2, cap=30), 2) for _ in range(500)]
     assert 0 <= min(waits) < 2 < max(waits) <= 4
     assert caplog.records[0].event == "retry.backoff_failed"  # type: ignore[attr-defined]
+    assert "backoff failed: ZeroDivisionError; the wait is exponential" in caplog.records[0].getMessage()
 
 
 def test_errors_that_are_never_worth_it_end_the_attempts() -> None:

@@ -119,7 +119,9 @@ class BackoffFailed(Event, tag="retry.backoff_failed"):
     """A backoff function failed; the exponential wait is used instead."""
 
     level = logging.ERROR
-    says = "a backoff function raised; the wait is exponential"
+    says = "backoff function {function} failed: {error}; the wait is exponential"
+    function: str
+    error: str
 
 
 @listed

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.checks import is_label
-from mx_rmq.operating.audit_report import AuditReport, Finding
+from mx_rmq.operating.audit_report import AuditReport, AuditReports, Finding
 from mx_rmq.operating.group_audit import check_groups, with_groups
 from mx_rmq.operating.lost_topics import (
     UNKNOWN,
@@ -92,7 +92,7 @@ async def audit(
 
 async def audit_all(
     shards: Shards, *, repair: bool, lease: float, progress: Callable[[int], None] | None
-) -> list[AuditReport]:
+) -> AuditReports:
     """Check all shards of a queue at once; *progress* is called with the number looked at in all."""
     looked: dict[Shard, int] = {}
 
@@ -106,7 +106,7 @@ async def audit_all(
         report.shard = shard.name
         return report
 
-    return await ask_all(await shards.now(), one)
+    return AuditReports(await ask_all(await shards.now(), one))
 
 
 class _Audit:

@@ -85,3 +85,14 @@ class AuditReport:
             for each in self.findings
         ]
         return f"{self.summary}\n{table(columns, rows)}"
+
+
+class AuditReports(list[AuditReport]):
+    """The reports of an audit, one for each shard; prints as they do."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"reports": [report.as_dict() for report in self]}
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))

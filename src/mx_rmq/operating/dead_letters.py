@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import ExitStack
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.checks import check_seconds, check_whole, plain, refusal
+from mx_rmq.checks import check_seconds, check_whole, given_id, is_number, refusal
 from mx_rmq.errors import ConfigError, MxRmqError, ServerUnavailable
 from mx_rmq.limits import BATCH, LONGEST_MEMORY
 from mx_rmq.operating.dead_reading import count_matches, dead_by_shard, read_groups, read_page
@@ -42,11 +43,15 @@ class DeadLetters:
     Args:
         shards: of the queue.
         handled: the topics that have a handler in this process.
+        fit: returns a topic's payload as its handler here accepts it, or raises ``InvalidPayload``.
     """
 
-    def __init__(self, shards: Shards, handled: Collection[str] = ()) -> None:
+    def __init__(
+        self, shards: Shards, handled: Collection[str] = (), fit: Callable[[str, Any], Any] | None = None
+    ) -> None:
         self._shards = shards
         self._handled = handled
+        self._fit = fit
 
     # -- reading
 
@@ -122,7 +127,7 @@ class DeadLetters:
         Raises:
             NotDead: there is none with that id.
         """
-        id_ = plain(id_)
+        id_ = given_id(id_)
 
         async def read(shard: Shard) -> DeadLetter | None:
             _, rows = await shard.operating.read_dead([id_.encode(errors="replace")])
@@ -167,12 +172,15 @@ class DeadLetters:
         Raises:
             NotDead: a message is not dead, or there is a live one with the same id; those before it have
                 been replayed.
-            InvalidPayload, MessageTooLarge: the new payload cannot be stored.
+            InvalidPayload, MessageTooLarge: the new payload cannot be stored, or a handler that is registered
+                here would not accept it.
             UnreadableMessage: there is a new payload, but the rest of the message cannot be read.
         """
         if payload is not NOT_GIVEN and len(ids) != 1:
             raise ConfigError("a new payload is for one message at a time")
         memory = check_seconds("remember", remember, most=LONGEST_MEMORY, none="as it is") or 0.0
+        if payload is not NOT_GIVEN and self._fit is not None:
+            payload = self._fit((await self.get(ids[0])).topic, payload)
         for shard, own in (await dead_by_shard(await self._shards.now(), ids)).items():
             await replay_own(shard, own, payload, memory)
         return len(ids)
@@ -211,7 +219,7 @@ class DeadLetters:
             CanaryDied: a canary died again; nothing else was replayed.
             CanaryUnfinished: a canary did not end in time; nothing else was replayed.
         """
-        if rate is not None and not rate > 0:
+        if rate is not None and not (is_number(rate) and 0 < rate < inf):
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
         check_whole("canary", canary, 1, BATCH, none="no canary")
         timeout = check_seconds("canary_timeout", canary_timeout)
@@ -246,7 +254,7 @@ class DeadLetters:
         """
         if died_at is not None and len(died_at) != len(ids):
             raise ConfigError(f"died_at must have one time for each id, got {len(died_at)} for {len(ids)}")
-        deaths = dict(zip(map(plain, ids), died_at or (), strict=False))
+        deaths = dict(zip(map(given_id, ids), died_at or (), strict=False))
         by_shard = await dead_by_shard(await self._shards.now(), ids)
 
         async def delete(shard: Shard) -> int:
@@ -298,14 +306,14 @@ class DeadLetters:
             await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted
 
-    async def trim(self, *, max_age: float | None = None, max_count: int | None = None) -> int:
+    async def trim(self, *, max_age: Duration | None = None, max_count: int | None = None) -> int:
         """Delete dead messages older than *max_age* seconds or beyond the latest *max_count* (per shard)."""
-        check_seconds("max_age", max_age, none="no limit")
+        seconds = check_seconds("max_age", max_age, none="no limit")
         check_whole("max_count", max_count, 0, none="no limit")
 
         async def trim(shard: Shard) -> int:
             deleted = 0
-            while some := await shard.operating.trim_dead(max_age=max_age, max_count=max_count, limit=_PAGE):
+            while some := await shard.operating.trim_dead(max_age=seconds, max_count=max_count, limit=_PAGE):
                 deleted += some
             return deleted
 

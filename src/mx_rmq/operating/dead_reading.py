@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mx_rmq.checks import plain, refusal
+from mx_rmq.checks import given_id, refusal
 from mx_rmq.fingerprint import decode_label
 from mx_rmq.limits import BATCH
 from mx_rmq.operating.dlq_reader import Look, Walk, search, with_bodies
@@ -14,7 +14,7 @@ from mx_rmq.storage.dead_queries import DeadQueries, Mark, StoredGroup
 from mx_rmq.storage.shards import ask_all, ask_those_there
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from mx_rmq.operating.dlq_reader import Filter
     from mx_rmq.storage.contract import DeadRow
@@ -137,15 +137,16 @@ async def count_matches(shards: Shards, where: Filter) -> int:
     return sum(await ask_all(shards, count))
 
 
-async def dead_by_shard(shards: Shards, ids: Sequence[str]) -> dict[Shard, list[str]]:
+async def dead_by_shard(shards: Shards, given: Iterable[object]) -> dict[Shard, list[str]]:
     """The ids grouped by the shard that has them dead; each group keeps the given order.
 
     An id that is dead nowhere stays with the shard to which it leads.
     """
     by_shard: dict[Shard, list[str]] = defaultdict(list)
+    ids = list(map(given_id, given))
     if shards.is_one:
-        return {shards[0]: list(map(plain, ids))}
-    wanted = list(dict.fromkeys(map(plain, ids)))
+        return {shards[0]: ids}
+    wanted = list(dict.fromkeys(ids))
 
     async def dead(shard: Shard) -> list[bool]:
         found: list[bool] = []
@@ -158,6 +159,6 @@ async def dead_by_shard(shards: Shards, ids: Sequence[str]) -> dict[Shard, list[
     where = {id_: shards.home(id_) for id_ in wanted}
     for shard, found in reversed(list(zip(asked, looks, strict=True))):
         where |= {id_: shard for id_, is_dead in zip(wanted, found, strict=True) if is_dead}
-    for id_ in map(plain, ids):
+    for id_ in ids:
         by_shard[where[id_]].append(id_)
     return by_shard

@@ -87,19 +87,22 @@ class Backlog:
             return f"messages, but which cannot be read: {error}", False
 
     async def _describe(self, served_here: Collection[str]) -> tuple[str, bool]:
-        workers = await Inspector(self._shards).workers()
+        workers, counts = await asyncio.gather(
+            Inspector(self._shards).workers(), Inspector(self._shards).counts()
+        )
         served = set(served_here).union(*(worker.topics for worker in workers))
         parts, stuck = [], False
         for topic, left in (await self.by_topic()).items():
-            counts = [f"{left.pending} pending"] * (left.pending > 0)
-            counts += [f"{left.leased} running"] * (left.leased > 0)
+            held = min(left.leased, counts.topics[topic].held) if topic in counts.topics else 0
+            places = {"pending": left.pending, "running": left.leased - held, "held": held}
+            here = [f"{number} {place}" for place, number in places.items() if number]
             why = ""
             if left.pending and left.paused:
                 why = ", which is paused: resume it"
             elif left.pending and topic not in served:
                 why = ", which no live worker serves: start one"
             stuck = stuck or bool(why)
-            parts.append(f"{', '.join(counts)} in {topic}{why}")
+            parts.append(f"{', '.join(here)} in {topic}{why}")
         delays = await ask_all(self._shards, lambda shard: shard.operating.next_delay())
         if any(delay.state == "EXPIRED" for delay in delays):
             why = "" if served else ", but no live worker makes them pending: start one"

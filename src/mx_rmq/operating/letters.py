@@ -201,6 +201,10 @@ class RestoreResult(NamedTuple):
     dead: int = 0
     """The id is in the DLQ already."""
 
+    def as_dict(self) -> dict[str, int]:
+        """As JSON has it."""
+        return self._asdict()
+
 
 class CanaryDied(MxRmqError):
     """Canaries of a replay died again; nothing else was replayed.

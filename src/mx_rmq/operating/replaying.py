@@ -12,7 +12,7 @@ from mx_rmq.message import decode_message, encode_message
 from mx_rmq.operating.dlq_reader import with_bodies
 from mx_rmq.operating.inspector import Inspector
 from mx_rmq.operating.letters import CanaryDied, CanaryUnfinished, NotDead, letter_of, not_dead
-from mx_rmq.payloads import encode_payload
+from mx_rmq.payloads import Encoded, encode_payload
 from mx_rmq.storage.contract import NewMessage, Replay, Replayed
 from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.queries import Queries
@@ -90,7 +90,7 @@ def _replay(row: DeadRow, payload: Any, remember: float, max_bytes: int) -> Repl
             raise UnreadableMessage(f"message {id_!r} cannot be edited: its bytes cannot be read") from None
         return Replay(id_, died_at=row.died_at)
     if payload is not NOT_GIVEN:
-        message.payload = encode_payload(payload)
+        message.payload = payload.raw if type(payload) is Encoded else encode_payload(payload)
     message.attempts = message.crashes = message.unbegun = message.put_off = 0
     message.replays += 1
     if remember:

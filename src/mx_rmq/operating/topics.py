@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mx_rmq.checks import check_id, check_topic
+from mx_rmq.checks import check_id, check_topic, refusal
 from mx_rmq.errors import ServerUnavailable, UnknownTopic
 from mx_rmq.limits import BATCH
 from mx_rmq.storage.contract import Cancelled, Hastened
@@ -61,6 +62,8 @@ class Topics:
 
     async def cancel_many(self, ids: Iterable[str]) -> int:
         """Withdraw messages that have not started; returns how many there were."""
+        if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
+            raise refusal("ids", "an iterable of message ids", ids)
         shards, cancelled = await self._shards.now(), 0
         left = dict.fromkeys(map(check_id, ids))
 

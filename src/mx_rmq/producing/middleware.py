@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mx_rmq.checks import shown
+from mx_rmq.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
@@ -68,6 +71,12 @@ def around_many(layers: Sequence[ProduceMiddleware], last: ProduceManyNext) -> P
 
 def _bind(layer: ProduceMiddleware, inner: ProduceNext) -> ProduceNext:
     async def outer(topic: str, payload: Any, options: ProduceOptions) -> Receipt:
-        return await layer(inner, topic, payload, options)
+        call = layer(inner, topic, payload, options)
+        if not hasattr(call, "__await__"):
+            name = getattr(layer, "__qualname__", repr(layer))
+            raise ConfigError(
+                f"produce middleware {name} returned {shown(call)}, not an awaitable; write async def"
+            )
+        return await call
 
     return outer

@@ -23,9 +23,9 @@ from mx_rmq.checks import (
 )
 from mx_rmq.config import DURABILITIES, Durability
 from mx_rmq.errors import ConfigError, InvalidPayload
-from mx_rmq.limits import LONGEST_MEMORY
+from mx_rmq.limits import LONGEST_MEMORY, MOST_SECONDS
 from mx_rmq.message import LANES, Lane, Message, encode_message
-from mx_rmq.payloads import Encoded, encode_payload
+from mx_rmq.payloads import Encoded, check_payloads, encode_payload, numbered
 from mx_rmq.produce_options import DEFAULT, MessageId, ProduceOptions, Ttl
 from mx_rmq.producing.ids import new_id
 from mx_rmq.storage.contract import NewMessage
@@ -191,7 +191,10 @@ def _until(at: Any, delay: object) -> float:
         raise refusal("at", "a datetime with a time zone, such as datetime.now(UTC) + timedelta(hours=1)", at)
     if delay != 0:
         raise ConfigError("delay and at exclude each other; give one of them")
-    return max(0.0, at.timestamp() - time.time())
+    seconds = at.timestamp() - time.time()
+    if seconds >= MOST_SECONDS:
+        raise refusal("at", f"at most {MOST_SECONDS:.0f} seconds from now", at)
+    return max(0.0, seconds)
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -222,25 +225,5 @@ def messages(
         ConfigError: *payloads* is no iterable of payloads, but one payload.
     """
     check_payloads(payloads)
-    return _numbered(options.message, payloads, fit)
-
-
-def check_payloads(payloads: Any) -> None:
-    """Refuse one payload where an iterable of payloads must be.
-
-    Raises:
-        ConfigError: says so.
-    """
-    if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
-        raise refusal("payloads", "an iterable with one payload per message", payloads)
-
-
-def _numbered(
-    make: Callable[[Any], NewMessage], payloads: Iterable[Any], fit: Callable[[Any], Any] | None
-) -> Iterator[NewMessage]:
-    n = -1
-    try:
-        for n, payload in enumerate(payloads):  # noqa: B007 - the error names it
-            yield make(payload if fit is None else fit(payload))
-    except InvalidPayload as error:
-        raise InvalidPayload(f"payloads[{n}]: {error}") from None
+    make = options.message
+    return numbered(payloads, make if fit is None else lambda payload: make(fit(payload)))

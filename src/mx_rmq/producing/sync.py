@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.events import MessagesProduced, heard
+from mx_rmq.payloads import check_payloads, numbered
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
 from mx_rmq.producing.middleware import active, around, around_many
@@ -111,11 +112,16 @@ class SyncProducer:
                 stored.extend(receipts)
                 return receipts
 
+            check_options(self._config, topic, **options)
+            check_payloads(payloads)
             whole = around_many(layers, last)
             if whole is not None:
                 return self._through(whole(topic, payloads, options), stored)
-            one = partial(self._produce_through, layers)
-            return [one(topic, payload, cast("ProduceOptions", {**options})) for payload in payloads]
+
+            def one(payload: Any) -> Receipt:
+                return self._produce_through(layers, topic, payload, cast("ProduceOptions", {**options}))
+
+            return list(numbered(payloads, one))
         return self._produce_many(topic, payloads, options)
 
     def _produce_many(

@@ -170,7 +170,8 @@ class Records:
             return
         if error is not None:
             self._raised[event.id] = error
-        if not isinstance(error, RetryLater):  # asked for, not a failure
+        asked_for = isinstance(event, events.MessageRetried) and isinstance(error, RetryLater)
+        if not asked_for:
             self._failures.append((f"{event.name}: {event.text}", error))
 
     def _payload(self, topic: str, raw: msgspec.Raw) -> Any:

@@ -85,8 +85,8 @@ class RunningQueue:
         Args:
             timeout: seconds, None for no limit.
             raise_errors: raise the first error of a handler since the last such call, with its traceback.
-                A ``RetryLater`` is no error. A message that failed without an exception of its handler, for
-                example because it expired, raises ``MessageFailed``.
+                A ``RetryLater`` is no error unless its message dies of it. A message that failed without an
+                exception of its handler, for example because it expired, raises ``MessageFailed``.
 
         Raises:
             NotDrained: messages are left; says which.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from mx_rmq.checks import check_seconds, check_topic, check_whole, refusal
 from mx_rmq.errors import ConfigError, InvalidPayload
 from mx_rmq.limits import BATCH, LONGEST_MEMORY
-from mx_rmq.payloads import Encoded, encode_payload
+from mx_rmq.payloads import Encoded, check_payloads, encode_payload, numbered
 from mx_rmq.retry import Retry
 from mx_rmq.worker.payload_types import payload_type_of
 
@@ -106,8 +108,10 @@ class Handler(Generic[P, R]):
         )
         self.payload_type, self.takes_context = payload_type_of(function, batch=self.is_batch)
         self._outlet = outlet
-        self.__doc__ = function.__doc__
-        self.__name__: str = getattr(function, "__name__", topic)
+        self.__name__: str = topic
+        functools.update_wrapper(self, function, updated=())  # its own signature for those who ask
+        if self.is_async:
+            _mark_async(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for example in a test."""
@@ -127,7 +131,8 @@ class Handler(Generic[P, R]):
     ) -> list[Receipt]:
         """Produce many at once; see ``RedisMessageQueue.produce_many``."""
         handler = cast("Handler[..., Any]", self)
-        accepted = (handler._accepted(payload) for payload in payloads)
+        check_payloads(payloads)
+        accepted = numbered(payloads, handler._accepted)
         return await handler._outlet.produce_many(handler.topic, accepted, **options)
 
     def fitting(self, payload: Any) -> Any:
@@ -168,3 +173,11 @@ class BatchHandler(Handler[P, R]):
             self: Takes[list[T]], payloads: Iterable[T], **options: Unpack[ProduceManyOptions]
         ) -> list[Receipt]:
             """Produce many at once; see ``RedisMessageQueue.produce_many``."""
+
+
+def _mark_async(handler: Handler[..., Any]) -> None:
+    """Let those who ask know that a call returns a coroutine."""
+    if mark := getattr(inspect, "markcoroutinefunction", None):  # since Python 3.12
+        mark(handler)
+    else:
+        vars(handler)["_is_coroutine"] = getattr(asyncio.coroutines, "_is_coroutine", True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq import events
-from mx_rmq.checks import refusal
 from mx_rmq.errors import UnreadableMessage
 from mx_rmq.message import decode_message
 from mx_rmq.storage.contract import Settled
@@ -154,23 +153,6 @@ class Hooks:
         if self._skipped and not self._waiting:
             events.emit(events.HooksSkipped(queue=self._queue, skipped=self._skipped, waiting=0))
             self._skipped = 0
-
-
-def check_hook(name: str, hook: Any) -> None:
-    """Refuse what cannot be called with one event.
-
-    Raises:
-        ConfigError: says what a hook is.
-    """
-    rule = "a function that takes one argument, the event"
-    if not callable(hook):
-        raise refusal(name, rule, hook)
-    try:
-        inspect.signature(hook).bind(None)
-    except TypeError:
-        raise refusal(name, rule, hook) from None
-    except ValueError:  # a function written in C does not say what it takes
-        pass
 
 
 def _event(delivery: Delivery, verdict: Died | Again) -> DeadEvent | RetryEvent:

@@ -6,6 +6,7 @@ import inspect
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from mx_rmq.checks import shown
 from mx_rmq.worker.context import Context
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ def wrap(call: CallNext, middleware: Iterable[Middleware]) -> CallNext:
 
 def _wrapped(layer: Middleware, inner: CallNext) -> CallNext:
     async def outer(payload: Any, context: Any) -> Any:
-        return await layer(inner, payload, context)
+        call = layer(inner, payload, context)
+        if not hasattr(call, "__await__"):
+            name = getattr(layer, "__qualname__", repr(layer))
+            raise TypeError(f"middleware {name} returned {shown(call)}, not an awaitable; write async def")
+        return await call
 
     return outer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ class PayloadType:
             if unknown := unknown_types_in(wanted):
                 raise ConfigError(
                     f"{wanted!r} cannot be a payload: {unknown} cannot be decoded from JSON; "
-                    "use plain types, a dataclass, a msgspec.Struct or a pydantic model"
+                    "use plain types, a dataclass, a msgspec.Struct or a pydantic model as the whole payload"
                 )
         # For such a class only instances are accepted; for other types, whatever the handler can decode.
         self._is_record = isinstance(wanted, type) and (
@@ -106,7 +107,7 @@ def _misfit(parameters: Sequence[inspect.Parameter]) -> str:
         return "put what belongs together into one payload, such as a dict or a dataclass"
     if any(p.default is not p.empty for p in parameters if p is parameters[0] or not _is_context(p)):
         return "a default would never be used, or be replaced by the context; make it keyword-only"
-    if len(parameters) == 2 and _is_context(parameters[0]):
+    if len(parameters) == 2 and _comes_first(parameters[0], parameters[1]):
         return "the payload comes first"
     if len(parameters) == 2 and not _may_be_context(parameters[1]):
         return (
@@ -119,6 +120,18 @@ def _misfit(parameters: Sequence[inspect.Parameter]) -> str:
 def _is_context(parameter: inspect.Parameter) -> bool:
     """Whether a parameter says that it is a context."""
     return "Context" in _written(parameter) or "ctx" in parameter.name or "context" in parameter.name
+
+
+def _comes_first(first: inspect.Parameter, second: inspect.Parameter) -> bool:
+    """Whether the first of two parameters is the context, not the payload."""
+    if _is_context(second):  # a payload may be called so too; then the annotation decides
+        return _is_ours(first) and not _is_ours(second)
+    return _is_context(first)
+
+
+def _is_ours(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is annotated with this package's ``Context``, or a list of them."""
+    return re.search(r"\bContext\b", _written(parameter)) is not None
 
 
 def _may_be_context(parameter: inspect.Parameter) -> bool:
