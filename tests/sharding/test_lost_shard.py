@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import ConfigError, Retry, ServerUnavailable
+from mx_rmq import ConfigError, RedisMessageQueue, Retry, ServerUnavailable
 from mx_rmq.producing.sync import _SyncShard
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.shard import shard_number
@@ -20,7 +20,8 @@ from tests.words import dead, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mx_rmq import RedisMessageQueue
+    from redis.asyncio import Redis
+
     from mx_rmq.producing.sync import SyncProducer
     from tests.proxy import Proxy
     from tests.words import MakeQueue
@@ -355,3 +356,24 @@ async def test_an_older_shard_that_is_away_is_named(split: Split, proxy: Proxy, 
     for produce in (mq.produce, lambda *args, **options: asyncio.to_thread(sync.produce, *args, **options)):
         with pytest.raises(ServerUnavailable, match=f"shard {AWAY} at .*gave up"):
             await produce("t", 1, message_id=key_of(LOST))
+
+
+@pytest.mark.parametrize("how", ["async", "blocking", "many"])
+async def test_producing_ends_if_no_shard_answers(proxy: Proxy, redis: Redis, how: str) -> None:
+    """A network that swallows everything takes the timeout for each shard, up to the patience."""
+    mq = RedisMessageQueue(
+        proxy.url, name="q", shards=8, socket_timeout=0.5, patience=1.0, durability_timeout=1.0
+    )
+    produce: dict[str, Callable[[], Any]] = {
+        "async": lambda: mq.produce("t", 1),
+        "blocking": lambda: asyncio.to_thread(mq.sync.produce, "t", 1),
+        "many": lambda: mq.produce_many("t", [1, 2, 3]),
+    }
+    async with mq:
+        await produce[how]()
+        proxy.freeze()
+        proxy.cut()
+        async with asyncio.timeout(3):
+            with pytest.raises(ServerUnavailable, match="gave up after 1 s"):
+                await produce[how]()
+        proxy.thaw()

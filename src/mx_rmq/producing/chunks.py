@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from functools import partial
 from itertools import cycle
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.errors import ServerUnavailable
@@ -131,6 +132,7 @@ class Chunks:
             if len(self.shards) > 1:
                 self.placing.lost(chunk.shard, error)
 
+        chunk.until = chunk.until or monotonic() + self._config.patience
         try:
             first = chunk.messages[0]
             if len(self.shards) > 1 and not first.is_bound:
@@ -147,7 +149,8 @@ class Chunks:
                     within=self._calls.longest(durability),
                     failed=failed,
                 )
-        except NotSent:
+        except NotSent as error:
+            error.check_time(chunk.until, self._config.patience)
             return await again()
         except Sealed:
             await self.placing.relearn(chunk.shard)
@@ -155,7 +158,7 @@ class Chunks:
 
     async def _send_elsewhere(self, chunk: _Chunk) -> list[Receipt]:
         """Send the messages of a chunk again, each to the shard that is its own now."""
-        sending = _Sending(self, chunk.topic, chunk.first_ids)
+        sending = _Sending(self, chunk.topic, chunk.first_ids, chunk.until)
         try:
             await sending.add(chunk.messages)
             await sending.flush()
@@ -171,9 +174,13 @@ class _Sending:
         chunks: sends its chunks.
         topic: of all messages.
         first_ids: the first id of each message that got another one.
+        until: the end of the patience with its messages; 0 if it begins when they are sent.
     """
 
-    def __init__(self, chunks: Chunks, topic: str, first_ids: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, chunks: Chunks, topic: str, first_ids: dict[str, str] | None = None, until: float = 0.0
+    ) -> None:
+        self._until = until
         self.receipts: list[Receipt] = []
         self._moved = False
         """Whether there were other shards at the end than at first."""
@@ -236,7 +243,8 @@ class _Sending:
         if shard not in self._names:
             self._names[shard] = cycle([self._chunks.name() for _ in range(_UNDER_WAY)])
         messages = self._unsent.pop(shard)
-        chunk = _Chunk(shard, self._topic, next(self._names[shard]), messages, self._first_ids)
+        name = next(self._names[shard])
+        chunk = _Chunk(shard, self._topic, name, messages, self._first_ids, self._until)
         self._chunks.send_soon(chunk, self._latest.get(shard))
         under_way.append(chunk)
         self._latest[shard] = chunk
@@ -271,12 +279,15 @@ class _Chunk:
         producer: str,
         messages: list[NewMessage],
         first_ids: dict[str, str],
+        until: float,
     ) -> None:
         self.shard = shard
         self.topic = topic
         self.producer = producer
         self.messages = messages
         self.first_ids = first_ids
+        self.until = until
+        """The end of the patience with its messages; 0 before they are sent."""
         self.connection = 0
         """Number of the connection on which the next chunk may follow at once; 0 if it must wait."""
 

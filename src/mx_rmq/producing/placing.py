@@ -15,7 +15,7 @@ from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError
 from mx_rmq.producing.ids import new_id
 from mx_rmq.receipt import Stored
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.resend import GrowingWait
+from mx_rmq.storage.resend import GrowingWait, given_up
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.shards import unseal
 
@@ -33,6 +33,19 @@ _dice = random.Random()  # noqa: S311 - spreads messages over shards, not for se
 
 class NotSent(ServerUnavailable):
     """The message was not sent to its shard, and another shard may take it."""
+
+    def check_time(self, until: float, patience: float) -> None:
+        """Return if there is time for another shard.
+
+        Args:
+            until: the end of the producer's patience, by ``time.monotonic``.
+            patience: how long that was, in seconds.
+
+        Raises:
+            ServerUnavailable: the time is over.
+        """
+        if monotonic() >= until:
+            raise given_up(ServerUnavailable(str(self)), patience) from None
 
 
 class Placing:

@@ -76,6 +76,7 @@ class Producer:
 
     async def _produce(self, topic: str, message: NewMessage) -> Receipt:
         """Store one message of a queue with several shards."""
+        until = monotonic() + self._config.patience
         while True:
             shard, message = self._placing.place(message)
             try:
@@ -87,8 +88,8 @@ class Producer:
                     if taken is not Stored.STORED:
                         return Receipt.of(message.id, taken)
                 return await self._batcher(shard, topic, message).call(message)
-            except NotSent:
-                continue
+            except NotSent as error:
+                error.check_time(until, self._config.patience)
             except Sealed:
                 await self._placing.relearn(shard)
             except NotDurable as error:

@@ -190,16 +190,24 @@ class SyncProducer:
     def _message(self, topic: str, payload: Any, options: ProduceOptions) -> NewMessage:
         return check_options(self._config, topic, **options).message(self._fit(topic, payload))
 
-    def _send(self, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
+    def _send(self, topic: str, messages: Sequence[NewMessage], until: float = 0.0) -> list[Receipt]:
+        """Store messages, each on its shard.
+
+        Args:
+            topic: of all of them.
+            messages: at most as many as one call takes.
+            until: the end of the patience with them, by ``time.monotonic``; 0 if it begins now.
+        """
+        until = until or monotonic() + self._config.patience
         if self._older:
             self._look_again()
         shards = self._shards or self._open()
         if len(shards) == 1:
             try:
-                return self._resend(shards[0], topic, messages)
+                return self._resend(shards[0], topic, messages, until)
             except Sealed:
                 self._relearn(shards)
-                return self._send(topic, messages)
+                return self._send(topic, messages, until)
         placed = [_placed(message, shards) for message in messages]
         places: dict[_SyncShard, list[int]] = {}
         for place, (shard, _) in enumerate(placed):
@@ -212,12 +220,13 @@ class SyncProducer:
             try:
                 if not some[0].is_bound and any(each.is_well for each in shards if each is not shard):
                     shard.reach(some[0].durability, patience=self._config.patience)
-                stored = self._resend(shard, topic, some)
-            except NotSent:
-                stored = self._send(topic, some)
+                stored = self._resend(shard, topic, some, until)
+            except NotSent as error:
+                error.check_time(until, self._config.patience)
+                stored = self._send(topic, some, until)
             except Sealed:
                 self._relearn(shards)
-                stored = self._send(topic, some)
+                stored = self._send(topic, some, until)
             receipts.update(zip(own, stored, strict=True))
 
         if len(places) == 1:
@@ -246,15 +255,18 @@ class SyncProducer:
             self._prepared.add((shard, topic))
         return Stored.STORED
 
-    def _resend(self, shard: _SyncShard, topic: str, messages: Sequence[NewMessage]) -> list[Receipt]:
+    def _resend(
+        self, shard: _SyncShard, topic: str, messages: Sequence[NewMessage], until: float
+    ) -> list[Receipt]:
         """Send one call; it has a name, so that sending it again stores nothing twice."""
-        first = messages[0]
+        first, since = messages[0], until - self._config.patience
         if self._older and first.is_bound:
             taken = resend_blocking(
                 lambda: self._before(shard, topic, first),
                 patience=self._config.patience,
                 within=self._config.socket_timeout,
                 failed=partial(shard.failed, patience=self._config.patience),
+                since=since,
             )
             if taken is not Stored.STORED:
                 return [Receipt.of(first.id, taken)]
@@ -269,6 +281,7 @@ class SyncProducer:
                         patience=self._config.patience,
                         within=self._calls.longest(messages[0].durability),
                         failed=partial(shard.failed, patience=self._config.patience),
+                        since=since,
                     )
             except NotDurable as error:
                 raise error.of(*(message.id for message in messages)) from None

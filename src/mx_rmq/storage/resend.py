@@ -124,9 +124,10 @@ def resend_blocking(
     patience: float,
     within: float,
     failed: Callable[[Exception], None],
+    since: float | None = None,
 ) -> R:
     """Do what ``resend`` does, for a call that blocks the thread; *failed* is told of each failed attempt."""
-    began = monotonic()
+    began = monotonic() if since is None else since
     try:
         return call()
     except ServerUnavailable as error:
