@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import Context, Retry
+from mx_rmq.events import MessageCompleted, listen
 from tests.proxy import Proxy
 from tests.words import dead, drained, events, eventually, in_state, is_sound
 
@@ -112,11 +113,21 @@ async def test_what_this_worker_knows_it_holds_is_not_given_back(proxy: Proxy, m
         ("move_to_dlq", "dead", "dead"),
     ],
 )
-async def test_an_outcome_whose_reply_was_lost_is_settled_once(
-    proxy: Proxy, make_queue: MakeQueue, script: str, payload: str, state: str
+async def test_an_outcome_whose_reply_was_lost_is_settled_once_and_told(
+    proxy: Proxy,
+    make_queue: MakeQueue,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    script: str,
+    payload: str,
+    state: str,
 ) -> None:
     mq, outside = make_queue(proxy.url, lease=3600), make_queue()
     seen: list[str] = []
+    heard: list[str] = []
+    mq.on_dead(lambda event: heard.append(f"dead {event.message_id}"))
+    mq.on_retry(lambda event: heard.append(f"delayed {event.message_id}"))
+    request.addfinalizer(listen(lambda event, _: heard.append(f"gone {event.id}"), MessageCompleted))  # type: ignore[attr-defined] # it has one
 
     @mq.handler("t", retry=Retry(2, backoff="fixed", base=100, never=(LookupError,)))
     async def on_t(payload: str) -> None:
@@ -137,6 +148,8 @@ async def test_an_outcome_whose_reply_was_lost_is_settled_once(
     assert seen == [payload, "good"]
     if facts.message is not None:
         assert facts.message.attempts == 1
+    assert not events(caplog, "lease.lost")
+    await eventually(lambda: set(heard) == {f"{state} A1", "gone A2"})
     assert await is_sound(outside)
 
 

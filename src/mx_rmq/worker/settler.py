@@ -16,7 +16,7 @@ from mx_rmq.message import encode_death
 from mx_rmq.storage.batching import Batcher
 from mx_rmq.storage.contract import Settled
 from mx_rmq.storage.history import times_text
-from mx_rmq.storage.resend import resend
+from mx_rmq.storage.resend import is_unavailable, resend
 from mx_rmq.worker.outcome import RETURNED, Again, Died, Done, Later, Lost, Returned, Verdict
 
 if TYPE_CHECKING:
@@ -124,10 +124,17 @@ class Settler:
         unsettled = items
         if self._holdings.stood_in:
             unsettled = [item for item in items if not item[0].is_settled]
+        failures: list[Exception] = []
+
+        def failed(error: Exception, _wait: float) -> None:
+            failures.append(error)
+
         try:
             if unsettled:
                 call = partial(settle, self._store, topic, unsettled)
-                statuses = await resend(call, patience=self._patience, passes=_may_pass)
+                statuses = await resend(call, patience=self._patience, passes=_may_pass, failed=failed)
+                if any(map(is_unavailable, failures)):
+                    statuses = self._seen_through(unsettled, statuses)
                 _tell(self._queue, unsettled, statuses)
                 self.hooks.accepted(unsettled, statuses)
         except Exception as error:  # any error: the leases must not be extended without end
@@ -144,6 +151,19 @@ class Settler:
         finally:
             self._holdings.forget([job for job, _ in items])
         return [None] * len(items)
+
+    def _seen_through(self, items: Sequence[Item], statuses: Sequence[Settled]) -> list[Settled]:
+        """The statuses of a call that was sent again because a reply was lost.
+
+        If the first sending had settled a job, the server knows its token no more. While no other worker can
+        have taken the job over, nobody else can have settled it.
+        """
+        now = monotonic()
+        ours = now < self._holdings.present_until
+        return [
+            Settled.DONE if ours and now < job.leased_until else status
+            for (job, _), status in zip(items, statuses, strict=True)
+        ]
 
 
 def announce(
