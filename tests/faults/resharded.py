@@ -110,7 +110,7 @@ async def _busy(arena: Arena, plain: int, keyed: int, seconds: float, **sending:
     """
     async with RedisMessageQueue(arena.url, name=QUEUE, server_check="off", shards=2):
         pass  # the first program that names a number decides
-    arena.worker({ORDERED: {}}, concurrency=1, lease=LEASE)
+    arena.worker({ORDERED: {}}, concurrency=1, lease=LEASE, crash_limit=1000)
     producers = [
         arena.producer(
             f"k{n}",
