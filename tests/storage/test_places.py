@@ -162,6 +162,8 @@ async def test_a_redirection_is_followed_at_once(cluster: Cluster) -> None:
     assert spot_of(place) is second, "the first spot is not used any more"
     place.heard(second, "MOVED 5 :7009")
     assert spot_of(place).url == "redis://10.0.0.7:7009/0"
+    place.heard(spot_of(place), "MOVED 5 ?:7010")
+    assert spot_of(place).url == "redis://10.0.0.7:7010/0", "it does not know its own name"
     place.heard(spot_of(place), "CLUSTERDOWN The cluster is down")
     assert place.known() is None
 

@@ -31,7 +31,7 @@ _MOVED: Final = re.compile(r"(?:^|: -)MOVED \d+ (\S*):(\d+)")
 
 
 def moved_to(text: str) -> tuple[str, int] | None:
-    """The node that an error reply names; its host is empty if it is the same. None if it names none."""
+    """The node that an error reply names; its host is empty or ? if it is the same. None if it names none."""
     found = _MOVED.search(text)
     return (found[1], int(found[2])) if found else None
 

@@ -125,7 +125,7 @@ class ClusterPlace(Place):
         if node is None:
             self.forget(spot)
         elif self._spot is spot:
-            self._at((node[0] or spot.host, node[1]))
+            self._at((_host(node[0], spot.host), node[1]))
 
     def _at(self, node: Node) -> Spot:
         spot = self._spot = Spot(self._cluster.server.of_server(node), node[0])
@@ -133,6 +133,10 @@ class ClusterPlace(Place):
 
 
 def _node(said: Any, asked: Node) -> Node:
-    """A node in the reply to CLUSTER SLOTS; one without a host is at that of the node that was asked."""
-    host = (said[0] or b"").decode()
-    return (asked[0] if host in ("", "?") else host), int(said[1])
+    """A node in the reply to CLUSTER SLOTS."""
+    return _host((said[0] or b"").decode(), asked[0]), int(said[1])
+
+
+def _host(said: str, asked: str) -> str:
+    """The host of a node; one that the cluster does not know is that of the node that was asked."""
+    return asked if said in ("", "?") else said
