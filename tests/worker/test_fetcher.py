@@ -54,6 +54,24 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
     assert (await outside.counts()).topics["t"].completed == 2
 
 
+async def test_among_very_many_leases_nobody_looks_for_its_own(
+    proxy: Proxy, make_queue: MakeQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover every worker would read what all workers hold."""
+    monkeypatch.setattr("mx_rmq.worker.fetcher._MOST_READ", 0)
+    mq, outside = make_queue(proxy.url, lease=1, poll=60), make_queue()
+    mq.handler("t", concurrency=1)(lambda payload: None)
+    await outside.open()
+    await mq.start()
+    await outside.produce("t", 0, message_id="first")
+    await in_state(outside, "first", "gone")
+    proxy.lose_reply(script="claim_message")
+    await outside.produce("t", 1, message_id="A1")
+    await in_state(outside, "A1", "gone")
+    (record,) = events(caplog, "claim.not_given_back")
+    assert record.error == "1 leases are too many to look for its own"
+
+
 async def test_without_the_right_to_look_for_it_the_lease_runs_out_and_claiming_goes_on(
     proxy: Proxy, redis: Redis, make_queue: MakeQueue, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -338,6 +338,11 @@ class Queries:
         entries = await self._command("LRANGE", key, -start - count, -start - 1)
         return [_text(id_) for id_ in reversed(entries)]
 
+    async def lease_count(self, topic: str) -> int:
+        """How many messages of a topic are leased."""
+        count: int = await self._command("HLEN", self._keys.of_topic(topic, "processing"))
+        return count
+
     async def leases(self, topic: str) -> dict[str, Lease]:
         """All readable leases of a topic, by id."""
         leases: dict[str, Lease] = {}

@@ -33,6 +33,8 @@ _LOOKS: Final = 50
 """How often in a second many idle workers together look for messages whose token was lost."""
 _LONGEST: Final = 20.0
 """Seconds for which a claim waits for a token at most, however many workers there are."""
+_MOST_READ: Final = 5000
+"""Leases of a topic among which a worker looks for those of a claim whose reply was lost."""
 _BLIND: Final = 0.1
 """Seconds between two claims while tokens cannot be waited for."""
 
@@ -263,11 +265,16 @@ class Fetcher(Service):
     async def _give_back_unknown(self, topic: str) -> None:
         """Release what a claim without a reply leased to this worker, so that no lease has to run out."""
         known = {(job.delivery.id, job.delivery.token) for job in self._holdings.jobs}
+        queries, queue = Queries(self._store), self._config.name
         try:
-            leases = await Queries(self._store).leases(topic)
-        except ResponseError as error:  # no right to read leases; they run out, and claiming goes on
-            queue = self._config.name
-            events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=str(error)))
+            # After a failover every worker does this, and reads what all of them hold.
+            if (count := await queries.lease_count(topic)) > _MOST_READ:
+                error = f"{count} leases are too many to look for its own"
+                events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=error))
+                return
+            leases = await queries.leases(topic)
+        except ResponseError as refused:  # no right to read leases; they run out, and claiming goes on
+            events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=str(refused)))
             return
         unknown = [
             Delivery(id_, topic, lease.token, b"", inf)
@@ -277,7 +284,6 @@ class Fetcher(Service):
         for start in range(0, len(unknown), BATCH):
             await self._store.release(topic, unknown[start : start + BATCH])
         if unknown:
-            queue = self._config.name
             events.emit(events.ClaimGivenBack(queue=queue, topic=topic, messages=len(unknown)))
 
     def _has_room(self, topic: str) -> bool:
