@@ -358,6 +358,31 @@ async def test_an_older_shard_that_is_away_is_named(split: Split, proxy: Proxy, 
             await produce("t", 1, message_id=key_of(LOST))
 
 
+async def test_a_batch_does_not_wait_for_the_messages_of_a_shard_that_is_away(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """Whether they are still this worker's cannot be asked; those of the other shards are."""
+    mq = split(patience=20, recovery_grace=0.5)
+    seen: list[int] = []
+
+    @mq.handler("t", batch=3, linger=2.0)
+    async def on_t(numbers: list[int]) -> None:
+        seen.extend(numbers)
+
+    await mq.start()
+    await mq.produce("t", 1, key=key_of(LOST))
+    await mq.produce("t", 2, key=key_of(0))
+
+    async def are_held() -> bool:
+        return (await mq.counts()).topics["t"].held == 2
+
+    await eventually(are_held)
+    proxy.away()
+    await eventually(lambda: seen == [2], within=10)
+    proxy.back()
+    await eventually(lambda: sorted(seen) == [1, 2], within=20)
+
+
 @pytest.mark.parametrize("how", ["async", "blocking", "many"])
 async def test_producing_ends_if_no_shard_answers(proxy: Proxy, redis: Redis, how: str) -> None:
     """A network that swallows everything takes the timeout for each shard, up to the patience."""

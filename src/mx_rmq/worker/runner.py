@@ -226,19 +226,25 @@ class Runner:
             message = job.message
             if (message is not None and (message.crashes or message.unbegun)) or _in_doubt(job):
                 by_shard[job.holdings].append(job)
-        for holdings, suspects in by_shard.items():
-            topic, doubt = suspects[0].delivery.topic, _in_doubt(suspects[0])
-            start = partial(holdings.shard.store.start, topic, [job.delivery for job in suspects])
-            try:
-                statuses = await resend(start, patience=self._config.patience if doubt else 0.0)
-            except MxRmqError as error:  # then a crash does not count against them
-                events.emit(events.StartNotNoted(queue=self._config.name, topic=topic, error=str(error)))
-                for job in suspects if doubt else ():
-                    job.stop(End.LATE)
-                continue
-            for job, status in zip(suspects, statuses, strict=True):
-                if status is not Settled.DONE:
-                    job.stop(End.LOST)
+        # Jobs of other shards do not wait until a shard answers again.
+        patience = self._config.patience if len({job.holdings for job in jobs}) == 1 else 0.0
+        await asyncio.gather(*(self._note_start_on(each, patience) for each in by_shard.values()))
+
+    async def _note_start_on(self, suspects: list[Job], patience: float) -> None:
+        """Note the start of jobs of one shard."""
+        store, topic = suspects[0].holdings.shard.store, suspects[0].delivery.topic
+        doubt = _in_doubt(suspects[0])
+        start = partial(store.start, topic, [job.delivery for job in suspects])
+        try:
+            statuses = await resend(start, patience=patience if doubt else 0.0)
+        except MxRmqError as error:  # then a crash does not count against them
+            events.emit(events.StartNotNoted(queue=self._config.name, topic=topic, error=str(error)))
+            for job in suspects if doubt else ():
+                job.stop(End.LATE)
+            return
+        for job, status in zip(suspects, statuses, strict=True):
+            if status is not Settled.DONE:
+                job.stop(End.LOST)
 
 
 def _in_doubt(job: Job) -> bool:
