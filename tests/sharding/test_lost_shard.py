@@ -291,6 +291,53 @@ async def test_a_dead_message_of_another_shard_is_read_and_replayed(
     assert (await mq.dlq.get(id_)).payload == 7
 
 
+async def bury(mq: RedisMessageQueue, *ids: str, topic: str = "t") -> None:
+    """Put messages into the DLQ, each on the shard to which its id leads."""
+    body = '{"payload":1,"created_at":1.0}'
+    death = {"topic": topic, "body": body, "reason": "failed", "error": "E: x"}
+    await mq.dlq.restore([death | {"id": id_, "died_at": 1e9 + n} for n, id_ in enumerate(ids)])
+
+
+async def test_messages_of_shards_that_answer_are_replayed_and_deleted_by_id(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """Only an id that is not found on the others needs the shard that is away."""
+    mq = split()
+    await mq.open()
+    first, second, lost = key_of(0), key_of(1), key_of(LOST)
+    await bury(mq, first, second, lost)
+    proxy.away()
+    assert await mq.dlq.replay(first) == 1
+    assert (await mq.find(first)).state == "pending"
+    for ids in ([lost], [second, lost], [second, "unknown"]):
+        for act in (mq.dlq.replay, mq.dlq.delete):
+            with pytest.raises(ServerUnavailable, match=f"^shard {AWAY} at [^;]*$"):
+                await act(*ids)
+    assert (await mq.find(second)).state == "dead"  # nothing was done for a part of the ids
+    assert await mq.dlq.delete(second) == 1
+    proxy.back()
+    assert await mq.dlq.delete(lost, second, "unknown") == 1
+
+
+async def test_a_dead_message_with_a_key_is_replayed_while_its_ids_shard_is_away(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """It is not where its id leads to, so the other shards are asked for it."""
+    mq = split()
+
+    @mq.handler("t", retry=Retry(max_attempts=1))
+    async def handle(n: int) -> None:
+        raise ValueError(n)
+
+    await mq.start()
+    ids = [await mq.produce("t", 1, key=key_of(1), message_id=key_of(of_id)) for of_id in (LOST, 3)]
+    for id_ in ids:
+        await dead(mq, id_)
+    await mq.stop()
+    proxy.away()
+    assert await mq.dlq.replay(*ids) == 2
+
+
 def blocking(mq: RedisMessageQueue, proxy: Proxy, *behind: str) -> SyncProducer:
     """The blocking producer of a queue, which reaches some shards through the proxy only."""
     sync: Any = mq.sync
