@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -194,6 +194,54 @@ async def test_counts_and_workers_say_what_is_missing(split: Split, proxy: Proxy
         assert f"missing: shard {AWAY}" in str(partial)
     proxy.back()
     assert not (await mq.counts()).missing
+
+
+@pytest.mark.parametrize("state", ["pending", "delayed"])
+async def test_a_list_shows_the_messages_of_the_shards_that_answer(
+    split: Split, proxy: Proxy, state: Literal["pending", "delayed"]
+) -> None:
+    mq = split()
+    ids = await mq.produce_many("t", range(60), delay=900.0 if state == "delayed" else 0.0)
+    there = {id_ for id_ in ids if shard_number(id_, SHARDS) != LOST}
+    proxy.away()
+    page = await mq.list("t", state=state)
+    assert {facts.id for facts in page.messages} == there
+    (missing,) = page.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(page).endswith(f"\nmissing: {missing}")
+    assert page.as_dict()["missing"] == [missing]
+    proxy.back()
+    page = await mq.list("t", state=state, limit=60)
+    assert {facts.id for facts in page.messages} == set(ids)
+    assert not page.missing
+    assert "missing" not in str(page)
+
+
+async def test_the_pages_of_a_list_lead_past_a_shard_that_is_away(split: Split, proxy: Proxy) -> None:
+    """Also if a page begins on that shard; and it is an error only if no shard answers."""
+    mq = split(behind=(AWAY, "3"))
+    ids = await mq.produce_many("t", range(60))
+    there = [id_ for id_ in ids if shard_number(id_, SHARDS) < LOST]
+    page = await mq.list("t", limit=len(there) + 1)
+    assert page.next is not None
+    assert page.next.startswith(f"pending,{AWAY},")
+    proxy.away()
+    rest = await mq.list("t", limit=50, after=page.next)
+    assert (rest.messages, rest.next, len(rest.missing)) == ([], None, 2)
+    assert rest.read_at
+    seen, after = [], None
+    while True:
+        page = await mq.list("t", limit=7, after=after)
+        seen += [facts.id for facts in page.messages]
+        if (after := page.next) is None:
+            break
+    assert sorted(seen) == sorted(there)
+    lost = split(behind=("", "0", "1", "2", "3"), shards=SHARDS)
+    proxy.back()
+    await lost.open()
+    proxy.away()
+    with pytest.raises(ServerUnavailable, match=r"shard 0 at .*shard 3 at "):
+        await lost.list("t")
 
 
 async def test_what_needs_every_shard_names_the_one_that_does_not_answer(split: Split, proxy: Proxy) -> None:
