@@ -367,6 +367,23 @@ async def test_messages_of_shards_that_answer_are_replayed_and_deleted_by_id(
     assert await mq.dlq.delete(lost, second, "unknown") == 1
 
 
+async def test_an_act_on_many_does_nothing_while_a_shard_is_away(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """It names the shard before it begins, so it is known that no part is done."""
+    mq = split()
+    await mq.produce("t", 1, key=key_of(0))
+    await bury(mq, key_of(1))
+    proxy.away()
+    for act in (mq.purge("t"), mq.dlq.purge(), mq.dlq.purge(topic="t"), mq.dlq.replay_all()):
+        with pytest.raises(ServerUnavailable, match=f"shard {AWAY} at "):
+            await act
+    counts = await mq.counts()
+    assert (counts.pending, counts.dead) == (1, 1)
+    proxy.back()
+    assert (await mq.purge("t"), await mq.dlq.purge()) == (1, 1)
+
+
 async def test_a_dead_message_with_a_key_is_replayed_while_its_ids_shard_is_away(
     split: Split, proxy: Proxy, key_of: KeyOf
 ) -> None:

@@ -218,6 +218,8 @@ class DeadLetters:
             UnknownTopic: there is no such topic.
             CanaryDied: a canary died again; nothing else was replayed.
             CanaryUnfinished: a canary did not end in time; nothing else was replayed.
+            ServerUnavailable: names a shard that does not answer; if that is known at the beginning, nothing
+                was replayed.
         """
         if rate is not None and not (is_number(rate) and 0 < rate < inf):
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
@@ -288,8 +290,11 @@ class DeadLetters:
 
         Raises:
             UnknownTopic: there is no such topic.
+            ServerUnavailable: names a shard that does not answer; if that is known at the beginning, nothing
+                was deleted.
         """
         deleted, where = 0, _meant(topic, error, group, matching, until)
+        shards = await self._shards.now()
 
         async def purge(shard: Shard) -> None:
             nonlocal deleted
@@ -301,7 +306,8 @@ class DeadLetters:
                     if progress is not None:
                         progress(deleted)
 
-        await ask_all(await self._shards.now(), purge)
+        await ask_all(shards, lambda shard: Queries(shard.operating).time())  # all are there, or none acts
+        await ask_all(shards, purge)
         if topic is not None and not deleted:
             await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted
