@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import ServerUnavailable
+from mx_rmq.cli.dlq import ls
 from mx_rmq.cli.settings import Common
 from mx_rmq.cli.topics import purge
 from mx_rmq.storage.shard import Shard, shard_number
@@ -87,3 +88,18 @@ async def test_purging_a_topic_does_nothing_without_a_shard(
         await purge("t", export_to=None if file is None else str(file), yes=True)
     assert (await queue.counts()).pending == len(there)
     assert file is None or not file.exists()
+
+
+async def test_dlq_ls_says_which_shard_is_missing(
+    queue: RedisMessageQueue, proxy: Proxy, printed: Printed
+) -> None:
+    await queue.open()
+    body = {"topic": "t", "body": '{"payload":1,"created_at":1.0}', "reason": "failed", "error": "E: x"}
+    await queue.dlq.restore([body | {"id": f"m{n}", "died_at": 1e9 - n} for n in range(9)])
+    proxy.away()
+    there = [id_ for n in range(9) if shard_number(id_ := f"m{n}", 2) == 0]
+    out, err = await printed(ls())
+    assert [line.split("\t")[0] for line in out.splitlines()] == there
+    assert "missing: shard 1 at " in err
+    out, _ = await printed(ls(common=JSON))
+    assert len(json.loads(out)["missing"]) == 1

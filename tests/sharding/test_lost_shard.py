@@ -196,6 +196,77 @@ async def test_counts_and_workers_say_what_is_missing(split: Split, proxy: Proxy
     assert not (await mq.counts()).missing
 
 
+async def test_the_dlq_shows_the_dead_of_the_shards_that_answer(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    mq = split()
+    await mq.open()
+    ids = [key_of(shard) for shard in range(SHARDS)]
+    await bury(mq, *ids)
+    proxy.away()
+    there = [id_ for n, id_ in enumerate(ids) if n != LOST]
+    page = await mq.dlq.list(oldest=True)
+    assert [letter.id for letter in page.letters] == there
+    assert page.read_at
+    (missing,) = page.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(page).endswith(f"\nmissing: {missing}")
+    assert page.as_dict()["missing"] == [missing]
+    facts = await mq.list("t", state="dead", reverse=True)
+    assert [each.id for each in facts.messages] == there
+    assert len(facts.missing) == 1
+    seen, after = [], None
+    while True:
+        page = await mq.dlq.list(oldest=True, limit=1, after=after)
+        assert page.missing
+        seen += [letter.id for letter in page.letters]
+        if (after := page.next) is None:
+            break
+    assert seen == there
+    proxy.back()
+    whole = await mq.dlq.list(oldest=True)
+    assert ([letter.id for letter in whole.letters], whole.missing) == (ids, ())
+
+
+async def test_a_schedule_is_of_the_shards_that_answer(split: Split, proxy: Proxy, key_of: KeyOf) -> None:
+    """Its next page has the messages of a shard that is back, from where that was left."""
+    mq = split()
+    ids = [key_of(shard) for shard in range(SHARDS)]
+    for n, id_ in enumerate(ids):
+        await mq.produce("t", n, message_id=id_, delay=900.0 + 10 * n)
+    proxy.away()
+    schedule = await mq.schedule(limit=2)
+    assert (schedule.total, sum(schedule.due)) == (3, 3)
+    assert [facts.id for facts in schedule.messages] == ids[:2]
+    (missing,) = schedule.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(schedule).endswith(f"\nmissing: {missing}")
+    assert schedule.as_dict()["missing"] == [missing]
+    proxy.back()
+    rest = await mq.schedule(after=schedule.next)
+    assert (rest.total, rest.missing) == (4, ())
+    assert [facts.id for facts in rest.messages] == ids[2:]
+
+
+async def test_vanished_workers_are_those_that_the_shards_know_that_answer(
+    split: Split, proxy: Proxy
+) -> None:
+    mq = split()
+    await mq.open()
+    shards = mq._lifecycle.shards
+    for n, shard in enumerate(shards):
+        await shard.store.note_vanished(f"w{n}", b'{"messages":1,"ids":["a"],"seen_by":"w9"}')
+    proxy.away()
+    vanished = await mq.vanished()
+    assert {worker.name for worker in vanished} == {"w0", "w1", "w3"}
+    (missing,) = vanished.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(vanished).endswith(f"\nmissing: {missing}")
+    assert vanished.as_dict()["missing"] == [missing]
+    proxy.back()
+    assert (len(await mq.vanished()), (await mq.vanished()).missing) == (4, ())
+
+
 @pytest.mark.parametrize("state", ["pending", "delayed"])
 async def test_a_list_shows_the_messages_of_the_shards_that_answer(
     split: Split, proxy: Proxy, state: Literal["pending", "delayed"]

@@ -67,7 +67,7 @@ class DeadLetters:
         oldest: bool = False,
         look: int | None = None,
     ) -> Page:
-        """Dead messages, latest first, a page at a time.
+        """Dead messages, latest first, a page at a time; those of the shards that answer.
 
         Args:
             topic: only messages of this topic.
@@ -84,8 +84,10 @@ class DeadLetters:
         check_whole("limit", limit, 1)
         check_whole("look", look, 1, none="all")
         where, shards = _meant(topic, error, group, matching), await self._shards.now()
-        letters, following = await read_page(shards, where, after, limit=limit, latest=not oldest, look=look)
-        return Page(letters, following, await self._time())
+        letters, following, missing = await read_page(
+            shards, where, after, limit=limit, latest=not oldest, look=look
+        )
+        return Page(letters, following, await self._time(), missing)
 
     async def groups(self) -> DeadGroups:
         """How many are dead of the same cause: by topic, error class (or reason), place and text.

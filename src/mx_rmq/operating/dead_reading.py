@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 async def read_page(
     shards: Shards, where: Filter, after: str | None, *, limit: int, latest: bool, look: int | None
-) -> tuple[list[DeadLetter], str | None]:
-    """Some dead messages, and the place behind them; None if there are no more.
+) -> tuple[list[DeadLetter], str | None, tuple[str, ...]]:
+    """Some dead messages; the place behind them, None if there are no more; which shards did not answer.
 
     Args:
         shards: of the queue.
@@ -53,7 +53,7 @@ async def read_page(
                 return found, None
         return found, far.seen if far.left <= 0 else None
 
-    answers = await ask_all(shards, some)
+    answers, missing = await ask_those_there(shards, some)
     found = [each for here, _ in answers for each in here]
     found.sort(key=lambda each: _mark(each[1]).order, reverse=latest)
     end: Mark | None = None
@@ -72,9 +72,9 @@ async def read_page(
         async for rows in with_bodies(shard.operating, by_shard[shard]):
             read.update({(shard, row.id): letter_of(row) for row in rows})
 
-    await ask_all(by_shard, read_bodies)
+    _, gone = await ask_known(by_shard, read_bodies)
     letters = [letter for shard, row in page if (letter := read.get((shard, row.id))) is not None]
-    return letters, None if end is None else _next(end)
+    return letters, None if end is None else _next(end), missing + gone
 
 
 def _mark(row: DeadRow) -> Mark:

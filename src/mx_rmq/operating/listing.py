@@ -85,8 +85,9 @@ async def list_messages(
         after = place or await _before_dead(letters, of)
         page = await letters.list(topic=topic, limit=limit, after=after, oldest=reverse, look=_DEAD)
         following = None if page.next is None else f"{of.name},0,{page.next}"
-        return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
-    facts: list[MessageFacts] = []
+        facts = [letter.facts for letter in page.letters]
+        return MessagePage(facts, following, page.read_at, page.missing)
+    facts = []
     missing: list[str] = []
     read_at, following = 0.0, None
     for shard in shards[number:]:

@@ -135,6 +135,7 @@ class Scan:
                 after = None
                 while True:
                     schedule = await queue.schedule(limit=self._limit, after=after)
+                    self._missing |= dict.fromkeys(schedule.missing)
                     yield schedule.messages
                     if (after := schedule.next) is None:
                         break
@@ -142,6 +143,7 @@ class Scan:
                 after = None
                 while True:
                     letters = await queue.dlq.list(limit=self._limit, after=after)
+                    self._missing |= dict.fromkeys(letters.missing)
                     yield [letter.facts for letter in letters.letters]
                     if (after := letters.next) is None:
                         break

@@ -134,12 +134,12 @@ class MessagesScreen(ActingScreen):
         self.act(self._load())
 
     async def _load(self, after: str | None = None) -> None:
-        missing: tuple[str, ...] = ()
         if self._of_group:
             dead = await self.queue.dlq.list(
                 topic=self._topic, group=self._of_group, limit=_PAGE, after=after
             )
-            messages, self._next, now = [each.facts for each in dead.letters], dead.next, dead.read_at
+            messages = [each.facts for each in dead.letters]
+            self._next, now, missing = dead.next, dead.read_at, dead.missing
         else:
             page = await self.queue.list(self._topic, state=self._state, limit=_PAGE, after=after)
             messages, self._next, now, missing = page.messages, page.next, page.read_at, page.missing
