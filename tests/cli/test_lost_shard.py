@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -12,8 +13,11 @@ import pytest
 from mx_rmq import ServerUnavailable
 from mx_rmq.cli.dlq import ls
 from mx_rmq.cli.settings import Common
+from mx_rmq.cli.stats import stats
 from mx_rmq.cli.topics import purge
 from mx_rmq.storage.shard import Shard, shard_number
+from tests.cli.test_top import top
+from tests.words import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -103,3 +107,62 @@ async def test_dlq_ls_says_which_shard_is_missing(
     assert "missing: shard 1 at " in err
     out, _ = await printed(ls(common=JSON))
     assert len(json.loads(out)["missing"]) == 1
+
+
+async def test_stats_say_which_shard_is_missing(
+    queue: RedisMessageQueue, proxy: Proxy, printed: Printed
+) -> None:
+    there = await filled(queue, proxy)
+    out, err = await printed(stats())
+    assert out.split("\t")[:2] == ["t", str(len(there))]
+    assert err.count("missing: shard 1 at ") == 1
+    out, _ = await printed(stats(common=JSON))
+    (missing,) = json.loads(out)["missing"]
+    assert missing.startswith("shard 1 at ")
+
+
+async def test_a_shard_that_is_back_is_no_rate(
+    queue: RedisMessageQueue, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its totals are missing in one look and there in the next, but nothing was produced."""
+    there = await filled(queue, proxy)
+    watching = asyncio.create_task(stats(watch="0.1", common=JSON))
+    looks: list[dict[str, Any]] = []
+    errors = ""
+
+    def has(*, missing: int, speed: float | None) -> bool:
+        nonlocal errors
+        out, err = capsys.readouterr()
+        looks.extend(map(json.loads, out.splitlines()))
+        errors += err
+        assert {look["topics"]["t"]["produced_per_second"] for look in looks} <= {None, 0.0}
+        return any(
+            (len(look["missing"]), look["topics"]["t"]["produced_per_second"]) == (missing, speed)
+            for look in looks
+        )
+
+    try:
+        await eventually(lambda: has(missing=1, speed=0.0))
+        assert looks[-1]["topics"]["t"]["pending"] == len(there)
+        proxy.back()
+        await eventually(lambda: has(missing=0, speed=None) and has(missing=0, speed=0.0))
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert looks[-1]["topics"]["t"]["pending"] == 40
+    assert errors.count("missing: shard 1 at ") == 1
+    assert "other shards answer than before" in errors
+
+
+async def test_top_says_which_shard_is_missing_and_shows_no_rate_when_it_is_back(
+    queue: RedisMessageQueue, proxy: Proxy
+) -> None:
+    await queue.produce_many("t", range(4000))
+    proxy.away()
+    async with top(queue, 200) as shown:
+        assert shown.text("status").startswith("missing: shard 1 at ")
+        await asyncio.sleep(1.2)  # a second look
+        proxy.back()
+        await eventually(lambda: not shown.text("status").startswith("missing"))
+        assert shown.row("t")["pending"] == "4,000"
+        assert float(shown.row("t")["in/s"].replace(",", "")) < 100  # those of the last minute
