@@ -228,6 +228,23 @@ async def test_the_dlq_shows_the_dead_of_the_shards_that_answer(
     assert ([letter.id for letter in whole.letters], whole.missing) == (ids, ())
 
 
+async def test_a_page_of_the_dlq_asks_a_shard_that_is_away_once(split: Split, proxy: Proxy) -> None:
+    """A silent shard takes a timeout each time."""
+    mq = split()
+    await mq.open()
+    proxy.away()
+    shard: Any = mq._lifecycle.shards[LOST]
+    usual, asked = shard.naming, []
+
+    def naming() -> Any:
+        asked.append(shard)
+        return usual()
+
+    shard.naming = naming
+    assert (await mq.dlq.list()).missing
+    assert len(asked) == 1
+
+
 async def test_a_schedule_is_of_the_shards_that_answer(split: Split, proxy: Proxy, key_of: KeyOf) -> None:
     """Its next page has the messages of a shard that is back, from where that was left."""
     mq = split()

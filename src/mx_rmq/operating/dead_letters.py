@@ -84,10 +84,7 @@ class DeadLetters:
         check_whole("limit", limit, 1)
         check_whole("look", look, 1, none="all")
         where, shards = _meant(topic, error, group, matching), await self._shards.now()
-        letters, following, missing = await read_page(
-            shards, where, after, limit=limit, latest=not oldest, look=look
-        )
-        return Page(letters, following, await self._time(), missing)
+        return await read_page(shards, where, after, limit=limit, latest=not oldest, look=look)
 
     async def groups(self) -> DeadGroups:
         """How many are dead of the same cause: by topic, error class (or reason), place and text.

@@ -10,8 +10,9 @@ from mx_rmq.errors import ServerUnavailable
 from mx_rmq.fingerprint import decode_label
 from mx_rmq.limits import BATCH
 from mx_rmq.operating.dlq_reader import Look, Walk, search, with_bodies
-from mx_rmq.operating.letters import DeadGroup, DeadLetter, letter_of
+from mx_rmq.operating.letters import DeadGroup, DeadLetter, Page, letter_of
 from mx_rmq.storage.dead_queries import DeadQueries, Mark, StoredGroup
+from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 async def read_page(
     shards: Shards, where: Filter, after: str | None, *, limit: int, latest: bool, look: int | None
-) -> tuple[list[DeadLetter], str | None, tuple[str, ...]]:
-    """Some dead messages; the place behind them, None if there are no more; which shards did not answer.
+) -> Page:
+    """Some dead messages, of the shards that answer.
 
     Args:
         shards: of the queue.
@@ -40,8 +41,8 @@ async def read_page(
     """
     place = _place(after)
 
-    async def some(shard: Shard) -> tuple[Found, Mark | None]:
-        """One more than the page may need, to know whether more follow; and where the search stopped."""
+    async def some(shard: Shard) -> tuple[Found, Mark | None, float]:
+        """One more than the page may need, to know whether more follow; where it stopped, and the time."""
         begin: Mark | None = place
         found: Found = []
         if place is None and where.group is not None and look is not None:
@@ -50,14 +51,15 @@ async def read_page(
         async for row in search(shard.operating, where, begin, limit, far, latest=latest):
             found.append((shard, row))
             if len(found) > limit:
-                return found, None
-        return found, far.seen if far.left <= 0 else None
+                break
+        stop = far.seen if far.left <= 0 and len(found) <= limit else None
+        return found, stop, await Queries(shard.operating).time()
 
     answers, missing = await ask_those_there(shards, some)
-    found = [each for here, _ in answers for each in here]
+    found = [each for here, _, _ in answers for each in here]
     found.sort(key=lambda each: _mark(each[1]).order, reverse=latest)
     end: Mark | None = None
-    if stops := [stop for _, stop in answers if stop is not None]:  # behind the first, one may be missing
+    if stops := [stop for _, stop, _ in answers if stop is not None]:  # behind the first, one may be missing
         end = sorted(stops, key=lambda stop: stop.order, reverse=latest)[0]
         found = [each for each in found if not _mark(each[1]).is_behind(end, latest=latest)]
     if len(found) > limit:
@@ -74,7 +76,8 @@ async def read_page(
 
     _, gone = await ask_known(by_shard, read_bodies)
     letters = [letter for shard, row in page if (letter := read.get((shard, row.id))) is not None]
-    return letters, None if end is None else _next(end), missing + gone
+    read_at = max(at for _, _, at in answers)
+    return Page(letters, None if end is None else _next(end), read_at, missing + gone)
 
 
 def _mark(row: DeadRow) -> Mark:
