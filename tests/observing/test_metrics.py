@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import ConfigError, RedisMessageQueue, Reject, Retry, RetryLater
+from mx_rmq.storage.shard import Shard, shard_number
 from tests.harness import free_port
 from tests.project.pages import section
 from tests.words import ONE_SERVER, dead, drained, events, eventually, store_of
@@ -99,6 +100,24 @@ async def page(app: Any) -> Page:
 
 
 # -- what they say
+
+
+async def test_a_shard_that_does_not_answer_is_counted_as_missing(
+    make_queue: MakeQueue, metrics_of: Callable[..., AsgiApp], proxy: Proxy
+) -> None:
+    """The other gauges lack what it has, so they must not pass for those of the whole queue."""
+    mq = make_queue(shards=2, patience=0.5, socket_timeout=1.0)
+    lifecycle: Any = mq._lifecycle
+    usual = lifecycle._new_shard
+    lifecycle._new_shard = lambda name: Shard(proxy.url, mq.config, name) if name == "1" else usual(name)
+    ids = await mq.produce_many("t", range(40))
+    app = metrics_of(mq)
+    whole = await page(app)
+    assert (whole("up"), whole("pending", topic="t"), whole("shards_missing", queue="q")) == (1, 40, 0)
+    proxy.away()
+    there = [id_ for id_ in ids if shard_number(id_, 2) == 0]
+    partial = await page(app)
+    assert (partial("up"), partial("pending", topic="t"), partial("shards_missing")) == (1, len(there), 1)
 
 
 async def test_what_happens_to_messages_is_counted_by_topic_and_outcome(

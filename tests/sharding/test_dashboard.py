@@ -35,6 +35,29 @@ async def test_figures_without_a_shard_say_so(split: Split, proxy: Proxy) -> Non
     app.close()
 
 
+async def test_lists_without_a_shard_say_so(split: Split, proxy: Proxy) -> None:
+    """They show the messages of the others; an act on many refuses, for its number would be too small."""
+    mq = split(server_check="off")
+    await mq.produce_many("t", range(20))
+    await mq.produce_many("t", range(20), delay=900.0)
+    body = {"topic": "t", "body": '{"payload":1,"created_at":1.0}', "reason": "failed", "error": "E: x"}
+    await mq.dlq.restore([body | {"id": f"m{n}", "died_at": 1e9 - n} for n in range(9)])
+    app: Any = mq.dashboard()
+    browser = Browser(app)
+    paths = [f"/topic?name=t&state={state}" for state in ("pending", "delayed", "dead")]
+    paths += ["/scheduled", "/dlq?show=messages"]
+    there = f"shard {AWAY} at ", "there are not shown", 'href="message?id='
+    for path in paths:
+        assert not await _says(browser, path, there[0])
+    proxy.away()
+    for path in paths:
+        assert await _says(browser, path, *there), path
+    asked = await browser.get("/dlq/replay?show=messages&topic=t")
+    assert asked.status_code == 503
+    assert there[0] in asked.text
+    app.close()
+
+
 async def _says(browser: Browser, path: str, *texts: str) -> bool:
     page = await browser.get(path)
     assert page.status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -197,6 +197,142 @@ async def test_counts_and_workers_say_what_is_missing(split: Split, proxy: Proxy
     assert not (await mq.counts()).missing
 
 
+async def test_the_dlq_shows_the_dead_of_the_shards_that_answer(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    mq = split()
+    await mq.open()
+    ids = [key_of(shard) for shard in range(SHARDS)]
+    await bury(mq, *ids)
+    proxy.away()
+    there = [id_ for n, id_ in enumerate(ids) if n != LOST]
+    page = await mq.dlq.list(oldest=True)
+    assert [letter.id for letter in page.letters] == there
+    assert page.read_at
+    (missing,) = page.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(page).endswith(f"\nmissing: {missing}")
+    assert page.as_dict()["missing"] == [missing]
+    facts = await mq.list("t", state="dead", reverse=True)
+    assert [each.id for each in facts.messages] == there
+    assert len(facts.missing) == 1
+    seen, after = [], None
+    while True:
+        page = await mq.dlq.list(oldest=True, limit=1, after=after)
+        assert page.missing
+        seen += [letter.id for letter in page.letters]
+        if (after := page.next) is None:
+            break
+    assert seen == there
+    proxy.back()
+    whole = await mq.dlq.list(oldest=True)
+    assert ([letter.id for letter in whole.letters], whole.missing) == (ids, ())
+
+
+async def test_a_page_of_the_dlq_asks_a_shard_that_is_away_once(split: Split, proxy: Proxy) -> None:
+    """A silent shard takes a timeout each time."""
+    mq = split()
+    await mq.open()
+    proxy.away()
+    shard: Any = mq._lifecycle.shards[LOST]
+    usual, asked = shard.naming, []
+
+    def naming() -> Any:
+        asked.append(shard)
+        return usual()
+
+    shard.naming = naming
+    assert (await mq.dlq.list()).missing
+    assert len(asked) == 1
+
+
+async def test_a_schedule_is_of_the_shards_that_answer(split: Split, proxy: Proxy, key_of: KeyOf) -> None:
+    """Its next page has the messages of a shard that is back, from where that was left."""
+    mq = split()
+    ids = [key_of(shard) for shard in range(SHARDS)]
+    for n, id_ in enumerate(ids):
+        await mq.produce("t", n, message_id=id_, delay=900.0 + 10 * n)
+    proxy.away()
+    schedule = await mq.schedule(limit=2)
+    assert (schedule.total, sum(schedule.due)) == (3, 3)
+    assert [facts.id for facts in schedule.messages] == ids[:2]
+    (missing,) = schedule.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(schedule).endswith(f"\nmissing: {missing}")
+    assert schedule.as_dict()["missing"] == [missing]
+    proxy.back()
+    rest = await mq.schedule(after=schedule.next)
+    assert (rest.total, rest.missing) == (4, ())
+    assert [facts.id for facts in rest.messages] == ids[2:]
+
+
+async def test_vanished_workers_are_those_that_the_shards_know_that_answer(
+    split: Split, proxy: Proxy
+) -> None:
+    mq = split()
+    await mq.open()
+    shards = mq._lifecycle.shards
+    for n, shard in enumerate(shards):
+        await shard.store.note_vanished(f"w{n}", b'{"messages":1,"ids":["a"],"seen_by":"w9"}')
+    proxy.away()
+    vanished = await mq.vanished()
+    assert {worker.name for worker in vanished} == {"w0", "w1", "w3"}
+    (missing,) = vanished.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(vanished).endswith(f"\nmissing: {missing}")
+    assert vanished.as_dict()["missing"] == [missing]
+    proxy.back()
+    assert (len(await mq.vanished()), (await mq.vanished()).missing) == (4, ())
+
+
+@pytest.mark.parametrize("state", ["pending", "delayed"])
+async def test_a_list_shows_the_messages_of_the_shards_that_answer(
+    split: Split, proxy: Proxy, state: Literal["pending", "delayed"]
+) -> None:
+    mq = split()
+    ids = await mq.produce_many("t", range(60), delay=900.0 if state == "delayed" else 0.0)
+    there = {id_ for id_ in ids if shard_number(id_, SHARDS) != LOST}
+    proxy.away()
+    page = await mq.list("t", state=state)
+    assert {facts.id for facts in page.messages} == there
+    (missing,) = page.missing
+    assert missing.startswith(f"shard {AWAY} at ")
+    assert str(page).endswith(f"\nmissing: {missing}")
+    assert page.as_dict()["missing"] == [missing]
+    proxy.back()
+    page = await mq.list("t", state=state, limit=60)
+    assert {facts.id for facts in page.messages} == set(ids)
+    assert not page.missing
+    assert "missing" not in str(page)
+
+
+async def test_the_pages_of_a_list_lead_past_a_shard_that_is_away(split: Split, proxy: Proxy) -> None:
+    """Also if a page begins on that shard; and it is an error only if no shard answers."""
+    mq = split(behind=(AWAY, "3"))
+    ids = await mq.produce_many("t", range(60))
+    there = [id_ for id_ in ids if shard_number(id_, SHARDS) < LOST]
+    page = await mq.list("t", limit=len(there) + 1)
+    assert page.next is not None
+    assert page.next.startswith(f"pending,{AWAY},")
+    proxy.away()
+    rest = await mq.list("t", limit=50, after=page.next)
+    assert (rest.messages, rest.next, len(rest.missing)) == ([], None, 2)
+    assert rest.read_at
+    seen, after = [], None
+    while True:
+        page = await mq.list("t", limit=7, after=after)
+        seen += [facts.id for facts in page.messages]
+        if (after := page.next) is None:
+            break
+    assert sorted(seen) == sorted(there)
+    lost = split(behind=("", "0", "1", "2", "3"), shards=SHARDS)
+    proxy.back()
+    await lost.open()
+    proxy.away()
+    with pytest.raises(ServerUnavailable, match=r"shard 0 at .*shard 3 at "):
+        await lost.list("t")
+
+
 async def test_what_needs_every_shard_names_the_one_that_does_not_answer(split: Split, proxy: Proxy) -> None:
     mq = split()
     await mq.produce_many("t", range(40))
@@ -290,6 +426,70 @@ async def test_a_dead_message_of_another_shard_is_read_and_replayed(
     await mq.stop()
     proxy.away()
     assert (await mq.dlq.get(id_)).payload == 7
+
+
+async def bury(mq: RedisMessageQueue, *ids: str, topic: str = "t") -> None:
+    """Put messages into the DLQ, each on the shard to which its id leads."""
+    body = '{"payload":1,"created_at":1.0}'
+    death = {"topic": topic, "body": body, "reason": "failed", "error": "E: x"}
+    await mq.dlq.restore([death | {"id": id_, "died_at": 1e9 + n} for n, id_ in enumerate(ids)])
+
+
+async def test_messages_of_shards_that_answer_are_replayed_and_deleted_by_id(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """Only an id that is not found on the others needs the shard that is away."""
+    mq = split()
+    await mq.open()
+    first, second, lost = key_of(0), key_of(1), key_of(LOST)
+    await bury(mq, first, second, lost)
+    proxy.away()
+    assert await mq.dlq.replay(first) == 1
+    assert (await mq.find(first)).state == "pending"
+    for ids in ([lost], [second, lost], [second, "unknown"]):
+        for act in (mq.dlq.replay, mq.dlq.delete):
+            with pytest.raises(ServerUnavailable, match=f"^shard {AWAY} at [^;]*$"):
+                await act(*ids)
+    assert (await mq.find(second)).state == "dead"  # nothing was done for a part of the ids
+    assert await mq.dlq.delete(second) == 1
+    proxy.back()
+    assert await mq.dlq.delete(lost, second, "unknown") == 1
+
+
+async def test_an_act_on_many_does_nothing_while_a_shard_is_away(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """It names the shard before it begins, so it is known that no part is done."""
+    mq = split()
+    await mq.produce("t", 1, key=key_of(0))
+    await bury(mq, key_of(1))
+    proxy.away()
+    for act in (mq.purge("t"), mq.dlq.purge(), mq.dlq.purge(topic="t"), mq.dlq.replay_all()):
+        with pytest.raises(ServerUnavailable, match=f"shard {AWAY} at "):
+            await act
+    counts = await mq.counts()
+    assert (counts.pending, counts.dead) == (1, 1)
+    proxy.back()
+    assert (await mq.purge("t"), await mq.dlq.purge()) == (1, 1)
+
+
+async def test_a_dead_message_with_a_key_is_replayed_while_its_ids_shard_is_away(
+    split: Split, proxy: Proxy, key_of: KeyOf
+) -> None:
+    """It is not where its id leads to, so the other shards are asked for it."""
+    mq = split()
+
+    @mq.handler("t", retry=Retry(max_attempts=1))
+    async def handle(n: int) -> None:
+        raise ValueError(n)
+
+    await mq.start()
+    ids = [await mq.produce("t", 1, key=key_of(1), message_id=key_of(of_id)) for of_id in (LOST, 3)]
+    for id_ in ids:
+        await dead(mq, id_)
+    await mq.stop()
+    proxy.away()
+    assert await mq.dlq.replay(*ids) == 2
 
 
 def blocking(mq: RedisMessageQueue, proxy: Proxy, *behind: str) -> SyncProducer:

@@ -96,6 +96,7 @@ async def ls(
     out.table(columns, rows, data=page.as_dict(), empty=f"no dead message{which}")
     if page.next is not None:
         out.remark(f"more with --after {page.next}")
+    out.missing(page.missing)
 
 
 @dlq.command

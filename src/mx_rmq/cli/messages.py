@@ -78,6 +78,7 @@ async def messages(
         out.remark(f"looked at {counted(looked, 'message')}")
     if page.next is not None:
         out.remark(f"there is more: --after {page.next}")
+    out.missing(page.missing)
 
 
 _OTHERS: Final[dict[Asked, list[Column | str]]] = {
@@ -145,6 +146,7 @@ class _Search:
     async def run(self, limit: int, after: str | None, progress: Callable[[int], None]) -> MessagePage:
         """Up to *limit* messages that have the text, and where to go on."""
         found: list[MessageFacts] = []
+        missing: dict[str, None] = {}
         while True:
             page = await self.queue.list(self.topic, state=self.state, limit=_PAGE, after=after)
             hits = [n for n, facts in enumerate(page.messages) if self.text in _payload_text(facts)]
@@ -155,11 +157,12 @@ class _Search:
                 hits = [n for n, facts in enumerate(page.messages) if self.text in _payload_text(facts)]
                 hits = hits[: limit - len(found)]
             found += [page.messages[n] for n in hits]
+            missing |= dict.fromkeys(page.missing)
             self.looked += len(page.messages)
             progress(self.looked)
             after = page.next
             if after is None or len(found) == limit or self.looked >= _MOST_SEARCHED:
-                return replace(page, messages=found)
+                return replace(page, messages=found, missing=tuple(missing))
 
 
 async def show(id_: str, /, *, common: Common = _DEFAULT) -> None:

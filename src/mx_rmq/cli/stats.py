@@ -9,7 +9,7 @@ from mx_rmq.cli.connecting import opened
 from mx_rmq.cli.exits import UsageError
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
-from mx_rmq.cli.words import seconds_of
+from mx_rmq.cli.words import seconds_of, shards_of
 from mx_rmq.operating.history import TopicRates
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.history import OTHERS
@@ -42,7 +42,10 @@ async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
         if interval is not None:
             await _watch(queue, interval, out)
             return
-        counts, rates = await queue.counts(), (await queue.rates()).topics
+        counts, measured = await queue.counts(), await queue.rates()
+    rates = measured.topics
+    away = shards_of(counts.missing)
+    missing = (*counts.missing, *(why for why in measured.missing if not shards_of([why]) <= away))
     columns: list[Column | str] = [
         "topic",
         "produced",
@@ -68,8 +71,9 @@ async def stats(*, watch: str | None = None, common: Common = _DEFAULT) -> None:
             speeds += [None if time is None else lasted(time) for time in (rate.run_p50, rate.run_p95)]
         rows.append([name, *_totals(of).values(), *speeds])
         topics[name] = _totals(of) | {"rates": None if rate is None else rate.as_dict()}
-    data = {"topics": topics, "read_at": iso(counts.read_at)}
+    data = {"topics": topics, "read_at": iso(counts.read_at), "missing": list(missing)}
     out.table(columns, rows, data=data, empty="no topic yet")
+    out.missing(missing)
     if still is None and len(topics.keys() - rates.keys()):
         why = "the history has 200 topics at most" if rates else "the history has nothing of the last hour"
         out.remark(f"without figures are topics that are not in the history ({why}); --watch 1 measures them")
@@ -88,10 +92,14 @@ async def _watch(queue: RedisMessageQueue, interval: float, out: Output) -> None
         "oldest",
     ]
     before = await queue.counts()
+    out.missing(before.missing)
     with out.live(columns) as show:
         while True:
             await asyncio.sleep(interval)
             counts = await queue.counts()
+            if shards_of(counts.missing) != shards_of(before.missing):
+                out.remark("other shards answer than before, so the next figures have no rates")
+                out.missing(counts.missing)
             rates = _rates(before, counts)
             at = At(counts.read_at)
             rows: list[list[Cell]] = []
@@ -101,26 +109,36 @@ async def _watch(queue: RedisMessageQueue, interval: float, out: Output) -> None
             if out.is_terminal:  # those where most happens first: not all may fit
                 rows.sort(key=lambda row: -sum(cell for cell in row[3:8] if isinstance(cell, float)))
                 rows = [[f"{at.moment:%H:%M:%S}" if at.moment else "", *row[1:]] for row in rows]
-            show(rows, {"at": iso(counts.read_at), "topics": _said(counts, rates)})
+            data = {
+                "at": iso(counts.read_at),
+                "topics": _said(counts, rates),
+                "missing": list(counts.missing),
+            }
+            show(rows, data)
             before = counts
 
 
-def _rates(before: Counts, now: Counts) -> dict[str, dict[str, float]]:
-    """Events a second, by topic; the totals of a topic that was forgotten begin anew."""
+def _rates(before: Counts, now: Counts) -> dict[str, dict[str, float | None]]:
+    """Events a second, by topic; the totals of a topic that was forgotten begin anew.
+
+    They are None if other shards answered before: the totals of a shard that is back are no new events.
+    """
     seconds = max(now.read_at - before.read_at, 0.001)
+    is_same = shards_of(before.missing) == shards_of(now.missing)
     rates = {}
     for name, of in now.topics.items():
         earlier = _totals(before.topics.get(name, _NONE))
         rates[name] = {
-            event: max(0, total - earlier[event]) / seconds for event, total in _totals(of).items()
+            event: max(0, total - earlier[event]) / seconds if is_same else None
+            for event, total in _totals(of).items()
         }
     return rates
 
 
-def _said(counts: Counts, rates: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _said(counts: Counts, rates: dict[str, dict[str, float | None]]) -> dict[str, Any]:
     return {
         name: {"pending": counts.topics[name].pending}
-        | {f"{event}_per_second": round(value, 3) for event, value in rate.items()}
+        | {f"{event}_per_second": None if v is None else round(v, 3) for event, v in rate.items()}
         for name, rate in rates.items()
     }
 

@@ -12,6 +12,7 @@ from mx_rmq.cli.files import new_file
 from mx_rmq.cli.long_work import long_work
 from mx_rmq.cli.output import At, Column, Output
 from mx_rmq.cli.settings import Common
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.limits import BATCH
 from mx_rmq.tables import counted
 
@@ -100,7 +101,10 @@ async def purge(
     """
     out = Output(common)
     async with opened(common) as queue:
-        of = (await queue.counts()).topics.get(name)
+        counts = await queue.counts()
+        if counts.missing:  # or the question would name too few
+            raise ServerUnavailable(f"nothing was withdrawn: {'; '.join(counts.missing)}")
+        of = counts.topics.get(name)
         waiting = of.pending + of.delayed if of else 0
         if waiting:
             question = f"Withdraw {waiting:,} messages of topic {name!r} from {place_of(queue)} for good"
@@ -132,6 +136,8 @@ async def _export_and_withdraw(
             after: str | None = None
             while True:
                 page = await queue.list(topic, state=state, limit=_PAGE, after=after)
+                if page.missing:  # or the file would not have all
+                    raise ServerUnavailable("; ".join(page.missing))
                 for facts in page.messages:
                     if facts.id not in ids:
                         ids[facts.id] = None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.cli.exits import UsageError
 from mx_rmq.limits import MOST_SECONDS
 from mx_rmq.tables import counted as counted
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?", re.ASCII)
+_SHARD: Final = re.compile(r"shard (\S+) at ")
 
 
 def seconds_of(option: str, text: str) -> float:
@@ -38,3 +42,9 @@ def header_of(option: str, text: str) -> tuple[str, str]:
     if not name or not sign:
         raise UsageError(f"{option} must be name=value, got {text!r}")
     return name, value
+
+
+def shards_of(missing: Iterable[str]) -> frozenset[str]:
+    """Which shards did not answer, by what ``missing`` says; the reason may be another at each look."""
+    found = (_SHARD.match(why) for why in missing)
+    return frozenset(match[1] if match else "" for match in found)

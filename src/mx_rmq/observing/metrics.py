@@ -259,6 +259,8 @@ class Metrics(AsgiApp):
                 family.add_metric([self._queue, topic], value)
             yield family
         yield self._of_queue("workers", "Live workers of the queue", len(workers))
+        missing = max(len(counts.missing), len(workers.missing))
+        yield self._of_queue("shards_missing", "Shards that did not answer, which the gauges lack", missing)
 
     def _of_queue(self, name: str, help_: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"mx_rmq_{name}", help_, labels=["queue"])

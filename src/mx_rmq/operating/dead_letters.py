@@ -67,7 +67,7 @@ class DeadLetters:
         oldest: bool = False,
         look: int | None = None,
     ) -> Page:
-        """Dead messages, latest first, a page at a time.
+        """Dead messages, latest first, a page at a time; those of the shards that answer.
 
         Args:
             topic: only messages of this topic.
@@ -84,8 +84,7 @@ class DeadLetters:
         check_whole("limit", limit, 1)
         check_whole("look", look, 1, none="all")
         where, shards = _meant(topic, error, group, matching), await self._shards.now()
-        letters, following = await read_page(shards, where, after, limit=limit, latest=not oldest, look=look)
-        return Page(letters, following, await self._time())
+        return await read_page(shards, where, after, limit=limit, latest=not oldest, look=look)
 
     async def groups(self) -> DeadGroups:
         """How many are dead of the same cause: by topic, error class (or reason), place and text.
@@ -218,6 +217,8 @@ class DeadLetters:
             UnknownTopic: there is no such topic.
             CanaryDied: a canary died again; nothing else was replayed.
             CanaryUnfinished: a canary did not end in time; nothing else was replayed.
+            ServerUnavailable: names a shard that does not answer; if that is known at the beginning, nothing
+                was replayed.
         """
         if rate is not None and not (is_number(rate) and 0 < rate < inf):
             raise refusal("rate", "messages a second > 0, or None for no limit", rate)
@@ -288,8 +289,11 @@ class DeadLetters:
 
         Raises:
             UnknownTopic: there is no such topic.
+            ServerUnavailable: names a shard that does not answer; if that is known at the beginning, nothing
+                was deleted.
         """
         deleted, where = 0, _meant(topic, error, group, matching, until)
+        shards = await self._shards.now()
 
         async def purge(shard: Shard) -> None:
             nonlocal deleted
@@ -301,7 +305,8 @@ class DeadLetters:
                     if progress is not None:
                         progress(deleted)
 
-        await ask_all(await self._shards.now(), purge)
+        await ask_all(shards, lambda shard: Queries(shard.operating).time())  # all are there, or none acts
+        await ask_all(shards, purge)
         if topic is not None and not deleted:
             await refuse_unknown_topic(self._shards, topic, self._handled)
         return deleted

@@ -6,15 +6,17 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from mx_rmq.checks import given_id, refusal
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.fingerprint import decode_label
 from mx_rmq.limits import BATCH
 from mx_rmq.operating.dlq_reader import Look, Walk, search, with_bodies
-from mx_rmq.operating.letters import DeadGroup, DeadLetter, letter_of
+from mx_rmq.operating.letters import DeadGroup, DeadLetter, Page, letter_of
 from mx_rmq.storage.dead_queries import DeadQueries, Mark, StoredGroup
-from mx_rmq.storage.shards import ask_all, ask_those_there
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mx_rmq.operating.dlq_reader import Filter
     from mx_rmq.storage.contract import DeadRow
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 async def read_page(
     shards: Shards, where: Filter, after: str | None, *, limit: int, latest: bool, look: int | None
-) -> tuple[list[DeadLetter], str | None]:
-    """Some dead messages, and the place behind them; None if there are no more.
+) -> Page:
+    """Some dead messages, of the shards that answer.
 
     Args:
         shards: of the queue.
@@ -39,8 +41,8 @@ async def read_page(
     """
     place = _place(after)
 
-    async def some(shard: Shard) -> tuple[Found, Mark | None]:
-        """One more than the page may need, to know whether more follow; and where the search stopped."""
+    async def some(shard: Shard) -> tuple[Found, Mark | None, float]:
+        """One more than the page may need, to know whether more follow; where it stopped, and the time."""
         begin: Mark | None = place
         found: Found = []
         if place is None and where.group is not None and look is not None:
@@ -49,14 +51,15 @@ async def read_page(
         async for row in search(shard.operating, where, begin, limit, far, latest=latest):
             found.append((shard, row))
             if len(found) > limit:
-                return found, None
-        return found, far.seen if far.left <= 0 else None
+                break
+        stop = far.seen if far.left <= 0 and len(found) <= limit else None
+        return found, stop, await Queries(shard.operating).time()
 
-    answers = await ask_all(shards, some)
-    found = [each for here, _ in answers for each in here]
+    answers, missing = await ask_those_there(shards, some)
+    found = [each for here, _, _ in answers for each in here]
     found.sort(key=lambda each: _mark(each[1]).order, reverse=latest)
     end: Mark | None = None
-    if stops := [stop for _, stop in answers if stop is not None]:  # behind the first, one may be missing
+    if stops := [stop for _, stop, _ in answers if stop is not None]:  # behind the first, one may be missing
         end = sorted(stops, key=lambda stop: stop.order, reverse=latest)[0]
         found = [each for each in found if not _mark(each[1]).is_behind(end, latest=latest)]
     if len(found) > limit:
@@ -71,9 +74,10 @@ async def read_page(
         async for rows in with_bodies(shard.operating, by_shard[shard]):
             read.update({(shard, row.id): letter_of(row) for row in rows})
 
-    await ask_all(by_shard, read_bodies)
+    _, gone = await ask_known(by_shard, read_bodies)
     letters = [letter for shard, row in page if (letter := read.get((shard, row.id))) is not None]
-    return letters, None if end is None else _next(end)
+    read_at = max(at for _, _, at in answers)
+    return Page(letters, None if end is None else _next(end), read_at, missing + gone)
 
 
 def _mark(row: DeadRow) -> Mark:
@@ -140,25 +144,52 @@ async def count_matches(shards: Shards, where: Filter) -> int:
 async def dead_by_shard(shards: Shards, given: Iterable[object]) -> dict[Shard, list[str]]:
     """The ids grouped by the shard that has them dead; each group keeps the given order.
 
-    An id that is dead nowhere stays with the shard to which it leads.
+    The shards to which an id leads are asked first, then the others: a message with a key is where that
+    leads to. An id that is dead nowhere stays with the shard to which it leads.
+
+    Raises:
+        ServerUnavailable: no shard that answers has an id, and one does not answer.
     """
     by_shard: dict[Shard, list[str]] = defaultdict(list)
     ids = list(map(given_id, given))
     if shards.is_one:
         return {shards[0]: ids}
-    wanted = list(dict.fromkeys(ids))
-
-    async def dead(shard: Shard) -> list[bool]:
-        found: list[bool] = []
-        for start in range(0, len(wanted), BATCH):
-            found += await DeadQueries(shard.operating).are_dead(wanted[start : start + BATCH])
-        return found
-
-    asked = list(shards)  # the layout may change before they answer
-    looks = await ask_all(asked, dead)
-    where = {id_: shards.home(id_) for id_ in wanted}
-    for shard, found in reversed(list(zip(asked, looks, strict=True))):
-        where |= {id_: shard for id_, is_dead in zip(wanted, found, strict=True) if is_dead}
+    every = list(shards)  # the layout may change before they answer
+    homes = {id_: shards.homes(id_) for id_ in ids}
+    where, away, silent = await _dead_on(homes)
+    if left := [id_ for id_ in homes if id_ not in where]:
+        others = [shard for shard in every if shard not in silent]
+        rest = {id_: [shard for shard in others if shard not in homes[id_]] for id_ in left}
+        found, more, _ = await _dead_on(rest)
+        where |= found
+        away += more
+        if away and len(found) < len(left):
+            raise ServerUnavailable("; ".join(away))
     for id_ in ids:
-        by_shard[where[id_]].append(id_)
+        by_shard[where.get(id_, homes[id_][0])].append(id_)
     return by_shard
+
+
+async def _dead_on(
+    places: Mapping[str, Sequence[Shard]],
+) -> tuple[dict[str, Shard], tuple[str, ...], list[Shard]]:
+    """The first of the shards given for an id that has it dead; why some did not answer, and which."""
+    asked: dict[Shard, list[str]] = defaultdict(list)
+    for id_, some in places.items():
+        for shard in some:
+            asked[shard].append(id_)
+    dead: dict[Shard, set[str]] = {}
+
+    async def look(shard: Shard) -> None:
+        own, found = asked[shard], set[str]()
+        for start in range(0, len(own), BATCH):
+            batch = own[start : start + BATCH]
+            are_dead = await DeadQueries(shard.operating).are_dead(batch)
+            found |= {id_ for id_, is_dead in zip(batch, are_dead, strict=True) if is_dead}
+        dead[shard] = found
+
+    _, away = await ask_known(asked, look)
+    where = {
+        id_: shard for id_, some in places.items() for shard in reversed(some) if id_ in dead.get(shard, ())
+    }
+    return where, away, [shard for shard in asked if shard not in dead]

@@ -96,6 +96,8 @@ class Page:
     """What to pass as *after* for the next page; None after the last."""
     read_at: float = 0.0
     """When it was read, by the server's clock; ages are counted from then."""
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; their messages are not on the page."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -110,7 +112,7 @@ class Page:
             "place": [letter.place for letter in self.letters],
             "error": [letter.error for letter in self.letters],
         }
-        return paged(columns, self.next, "no dead message")
+        return paged(columns, self.next, "no dead message", self.missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 from mx_rmq.checks import check_choice, check_topic, check_whole, refusal
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.limits import BATCH
 from mx_rmq.message import LANES
 from mx_rmq.operating.dead_letters import DeadLetters
 from mx_rmq.operating.messages import ASKED, MessagePage, live_facts
 from mx_rmq.storage.facts import held_ids
 from mx_rmq.storage.queries import Live, Queries
+from mx_rmq.storage.shards import ask_those_there
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,21 +85,33 @@ async def list_messages(
         after = place or await _before_dead(letters, of)
         page = await letters.list(topic=topic, limit=limit, after=after, oldest=reverse, look=_DEAD)
         following = None if page.next is None else f"{of.name},0,{page.next}"
-        return MessagePage([letter.facts for letter in page.letters], following, page.read_at)
-    facts: list[MessageFacts] = []
-    read_at = 0.0
+        facts = [letter.facts for letter in page.letters]
+        return MessagePage(facts, following, page.read_at, page.missing)
+    facts = []
+    missing: list[str] = []
+    read_at, following = 0.0, None
     for shard in shards[number:]:
         if len(facts) == limit:
-            return MessagePage(facts, f"{of.name},{_name(shard)},", read_at)
+            following = f"{of.name},{_name(shard)},"
+            break
         queries = Queries(shard.operating)
-        with shard.naming():
-            read_at = read_at or await queries.time()
-            rows, end = await _rows(queries, of, limit - len(facts), place)
-            facts += await _facts(queries, rows)
-        if end is not None:
-            return MessagePage(facts, f"{of.name},{_name(shard)},{end}", read_at)
+        try:
+            with shard.naming():
+                now = read_at or await queries.time()
+                rows, end = await _rows(queries, of, limit - len(facts), place)
+                facts += await _facts(queries, rows)
+        except ServerUnavailable as error:
+            missing.append(str(error))
+        else:
+            read_at = now
+            if end is not None:
+                following = f"{of.name},{_name(shard)},{end}"
+                break
         place = ""
-    return MessagePage(facts, None, read_at)
+    if not read_at:  # no shard of this page answers; earlier pages may have been of one that does
+        times, _ = await ask_those_there(shards, lambda shard: Queries(shard.operating).time())
+        read_at = max(times)
+    return MessagePage(facts, following, read_at, tuple(missing))
 
 
 def _name(shard: Shard) -> str:

@@ -130,6 +130,8 @@ class MessagePage:
     """What to pass as *after* for the next page; None after the last."""
     read_at: float = 0.0
     """When it was read, by the server's clock; ages are counted from then."""
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; their messages are not on the page."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -151,7 +153,7 @@ class MessagePage:
         used = {
             name: cells for name, cells in columns.items() if any(cell not in ("-", "") for cell in cells)
         }
-        return paged(used, self.next, "no message")
+        return paged(used, self.next, "no message", self.missing)
 
 
 def message_fields(message: Message | None) -> dict[str, Any]:
@@ -172,11 +174,14 @@ def message_fields(message: Message | None) -> dict[str, Any]:
     }
 
 
-def paged(columns: Mapping[str, Sequence[Cell]], following: str | None, empty: str) -> str:
-    """A page as a table, and how to get the next one."""
+def paged(
+    columns: Mapping[str, Sequence[Cell]], following: str | None, empty: str, missing: Sequence[str] = ()
+) -> str:
+    """A page as a table, how to get the next one, and which shards did not answer."""
     rows = list(zip(*columns.values(), strict=True))
     text = table(list(columns), rows) if rows else empty
-    return text if following is None else f"{text}\n… more with after={following!r}"
+    more = () if following is None else (f"… more with after={following!r}",)
+    return "\n".join((text, *more, *(f"missing: {why}" for why in missing)))
 
 
 def _utc(instant: float | None) -> str | None:

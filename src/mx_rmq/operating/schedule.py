@@ -12,11 +12,11 @@ from mx_rmq.limits import BATCH
 from mx_rmq.operating.listing import delayed_place
 from mx_rmq.operating.messages import live_facts
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.shards import ask_all
+from mx_rmq.storage.shards import ask_known, ask_those_there
 from mx_rmq.tables import ago, lasted, plain_fields, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mx_rmq.operating.messages import MessageFacts
     from mx_rmq.storage.shard import Shard
@@ -49,6 +49,8 @@ class Schedule:
     """What to pass as *after* for further messages; None if there are none."""
     read_at: float = 0.0
     """When it was read, by the server's clock."""
+    missing: tuple[str, ...] = ()
+    """The shards that did not answer, and why; their messages are not counted and not listed."""
 
     @property
     def total(self) -> int:
@@ -68,7 +70,8 @@ class Schedule:
         ]
         said = table(("due", "messages"), [*rows, ("later", self.later), ("all", self.total)])
         listed = [(each.id, each.topic, ago(each.due_at, self.read_at)) for each in self.messages]
-        return f"{said}\n\n{table(('message', 'topic', 'due'), listed)}" if listed else said
+        said += f"\n\n{table(('message', 'topic', 'due'), listed)}" if listed else ""
+        return "\n".join((said, *(f"missing: {why}" for why in self.missing)))
 
 
 async def read_schedule(
@@ -79,37 +82,58 @@ async def read_schedule(
     check_whole("limit", limit, 1, BATCH)
     each = list(await shards.now())
     places = _places(each, after)
-    read_at = (await ask_all(each, lambda shard: Queries(shard.operating).time()))[0]
+    times, missing = await ask_those_there(each, _time)
+    there, read_at = [shard for shard, _ in times], times[0][1]
     step = hours * 3600 / STEPS
     edges = [read_at + n * step for n in range(STEPS + 1)]
-    counted = await ask_all(each, lambda shard: Queries(shard.operating).due_counts(edges))
-    overdue, *due, later = map(sum, zip(*counted, strict=True))
-    messages, following = await _next([Queries(shard.operating) for shard in each], places, limit)
-    return Schedule(step, tuple(due), overdue, later, messages, following, read_at)
+
+    async def look(shard: Shard) -> tuple[list[int], Shard, list[tuple[str, str]]]:
+        queries = Queries(shard.operating)
+        counts = await queries.due_counts(edges)
+        return counts, shard, await queries.delayed_from(*places[shard], limit + 1)
+
+    looks, gone = await ask_those_there(there, look)
+    overdue, *due, later = map(sum, zip(*(counts for counts, _, _ in looks), strict=True))
+    found = {shard: rows for _, shard, rows in looks}
+    messages, following, lost = await _next(found, places, limit)
+    missing += gone + lost
+    return Schedule(step, tuple(due), overdue, later, messages, following, read_at, missing)
+
+
+async def _time(shard: Shard) -> tuple[Shard, float]:
+    return shard, await Queries(shard.operating).time()
 
 
 async def _next(
-    queries: Sequence[Queries], places: list[Place], limit: int
-) -> tuple[list[MessageFacts], str | None]:
-    """The next messages due of all shards together, and where to go on."""
-    found = await asyncio.gather(
-        *(each.delayed_from(*place, limit + 1) for each, place in zip(queries, places, strict=True))
-    )
+    found: Mapping[Shard, Sequence[tuple[str, str]]], places: dict[Shard, Place], limit: int
+) -> tuple[list[MessageFacts], str | None, tuple[str, ...]]:
+    """The next messages due of all shards together, where to go on, and which shards were lost since.
+
+    The place on a shard that did not answer stays as it was, so its messages follow once it is back.
+    """
+    shards = list(found)
     rows = sorted(
-        (float(due), at, n, due, id_) for at, rows in enumerate(found) for n, (id_, due) in enumerate(rows)
+        (float(due), at, n, due, id_)
+        for at, shard in enumerate(shards)
+        for n, (id_, due) in enumerate(found[shard])
     )
-    ids: dict[int, list[str]] = defaultdict(list)
+    ids: dict[Shard, list[str]] = defaultdict(list)
+    passed = dict(places)
     for _, at, _, due, id_ in rows[:limit]:
-        score, passed = places[at]
-        places[at] = due, passed + 1 if due == score else 1
-        ids[at].append(id_)
+        score, count = passed[shards[at]]
+        passed[shards[at]] = due, count + 1 if due == score else 1
+        ids[shards[at]].append(id_)
     facts: dict[str, MessageFacts] = {}
-    for at, own in ids.items():
-        facts |= await _facts(queries[at], own)
+
+    async def read(shard: Shard) -> None:
+        facts.update(await _facts(Queries(shard.operating), ids[shard]))
+        places[shard] = passed[shard]
+
+    _, lost = await ask_known(ids, read)
     messages = [facts[row[-1]] for row in rows[:limit] if row[-1] in facts]
     if len(rows) <= limit:
-        return messages, None
-    return messages, "due," + ";".join(f"{score},{passed}" for score, passed in places)
+        return messages, None, lost
+    return messages, "due," + ";".join(f"{score},{count}" for score, count in places.values()), lost
 
 
 async def _facts(queries: Queries, ids: Sequence[str]) -> dict[str, MessageFacts]:
@@ -132,10 +156,10 @@ async def _facts(queries: Queries, ids: Sequence[str]) -> dict[str, MessageFacts
     }
 
 
-def _places(shards: Sequence[Shard], after: str | None) -> list[Place]:
+def _places(shards: Sequence[Shard], after: str | None) -> dict[Shard, Place]:
     """Where the messages of each shard begin."""
     if after is None:
-        return [("-inf", 0)] * len(shards)
+        return dict.fromkeys(shards, ("-inf", 0))
     try:
         name, _, rest = after.partition(",")
         places = [delayed_place(place) for place in rest.split(";")]
@@ -143,4 +167,4 @@ def _places(shards: Sequence[Shard], after: str | None) -> list[Place]:
             raise ValueError
     except (AttributeError, ValueError):
         raise refusal("after", "the next of an earlier schedule", after) from None
-    return places
+    return dict(zip(shards, places, strict=True))

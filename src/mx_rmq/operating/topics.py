@@ -111,7 +111,13 @@ class Topics:
         return done
 
     async def purge(self, topic: str, progress: Callable[[int], None] | None = None) -> int:
-        """Withdraw all pending and delayed messages of a topic; returns how many there were."""
+        """Withdraw all pending and delayed messages of a topic; returns how many there were.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            ServerUnavailable: names a shard that does not answer; if that is known at the beginning, nothing
+                was withdrawn.
+        """
         topic = check_topic(topic)
         shards = await self._shards.now()
         purged = 0
@@ -123,6 +129,7 @@ class Topics:
                 if progress is not None:
                     progress(purged)
 
+        await ask_all(shards, lambda shard: Queries(shard.operating).time())  # all are there, or none acts
         await ask_all(shards, purge)
         if not purged:
             await refuse_unknown_topic(shards, topic, self._handled)

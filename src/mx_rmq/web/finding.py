@@ -65,6 +65,7 @@ class Scan:
         self._topic = topic
         self._states = STATES if state is None else (state,)
         self._looked = self._bytes = self._hits = self._calls = 0
+        self._missing: dict[str, None] = {}
 
     def total(self, counts: Counts) -> int:
         """How many messages it looks at."""
@@ -87,11 +88,13 @@ class Scan:
             job.progress(self._looked)
             if self._calls >= _MOST_CALLS:
                 return f"{self._said}; the search ended there, after {_MOST_CALLS:,} looks"
-        return f"{self._said}; that is all there is"
+        return self._said if self._missing else f"{self._said}; that is all there is"
 
     @property
     def _said(self) -> str:
-        return f"{counted(self._hits, 'message')} found among {self._looked:,}"
+        said = f"{counted(self._hits, 'message')} found among {self._looked:,}"
+        away = "; ".join(self._missing)
+        return f"{said}; not searched: {cut(away, 300)}" if away else said
 
     def _look(self, job: Job, facts: MessageFacts) -> None:
         self._looked += 1
@@ -124,6 +127,7 @@ class Scan:
                     after: str | None = None
                     while True:
                         page = await queue.list(topic, state=state, limit=self._limit, after=after)
+                        self._missing |= dict.fromkeys(page.missing)
                         yield page.messages
                         if (after := page.next) is None:
                             break
@@ -131,6 +135,7 @@ class Scan:
                 after = None
                 while True:
                     schedule = await queue.schedule(limit=self._limit, after=after)
+                    self._missing |= dict.fromkeys(schedule.missing)
                     yield schedule.messages
                     if (after := schedule.next) is None:
                         break
@@ -138,6 +143,7 @@ class Scan:
                 after = None
                 while True:
                     letters = await queue.dlq.list(limit=self._limit, after=after)
+                    self._missing |= dict.fromkeys(letters.missing)
                     yield [letter.facts for letter in letters.letters]
                     if (after := letters.next) is None:
                         break

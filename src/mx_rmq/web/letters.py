@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from mx_rmq.errors import ServerUnavailable
 from mx_rmq.tables import counted
 from mx_rmq.web.exact import payload_text, visible
 from mx_rmq.web.words import cut, link
@@ -14,7 +15,7 @@ from mx_rmq.web.words import cut, link
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mx_rmq.operating.letters import DeadGroup, DeadLetter
+    from mx_rmq.operating.letters import DeadGroup, DeadLetter, Page
     from mx_rmq.web.desk import Desk
     from mx_rmq.web.redaction import Redactor
 
@@ -182,8 +183,15 @@ async def meant(desk: Desk, choice: Choice) -> Meant:
         is_exact = True
     of = f"of {choice.topic}" if choice.topic else ""
     of += f" by {cut(choice.error, 80)}" if choice.error else ""
-    at = (await desk.queue.dlq.list(limit=1, look=1)).read_at
-    return Meant([part], number, is_exact, f"{of}{having}".strip(), at=at)
+    page = _whole(await desk.queue.dlq.list(limit=1, look=1))
+    return Meant([part], number, is_exact, f"{of}{having}".strip(), at=page.read_at)
+
+
+def _whole(page: Page) -> Page:
+    """A page, if all shards answered: a number that people agree to must not lack a shard."""
+    if page.missing:
+        raise ServerUnavailable("; ".join(page.missing))
+    return page
 
 
 def name_of(group: DeadGroup) -> str:
@@ -197,7 +205,9 @@ async def _count(desk: Desk, parts: list[Part], choice: Choice) -> tuple[int, bo
     for part in parts:
         after: str | None = None
         while True:
-            page = await desk.queue.dlq.list(**part.filters, limit=500, after=after, look=look_for(choice))
+            page = _whole(
+                await desk.queue.dlq.list(**part.filters, limit=500, after=after, look=look_for(choice))
+            )
             number, after = number + len(page.letters), page.next
             if after is None:
                 break

@@ -18,8 +18,10 @@ from mx_rmq.cli.top.cells import TOPICS, WORKERS, topic_cells, totals_line, work
 from mx_rmq.cli.top.dialogs import Ask, Show
 from mx_rmq.cli.top.lists import GroupsScreen, MessagesScreen
 from mx_rmq.cli.top.table import LiveTable
+from mx_rmq.cli.words import shards_of
 from mx_rmq.errors import MxRmqError, ServerUnavailable
 from mx_rmq.operating.figures import ORDERS, FiguresReader
+from mx_rmq.tables import one_line
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -75,6 +77,8 @@ class MainScreen(ActingScreen):
         super().__init__(queue)
         self._reader = FiguresReader(queue)
         self._figures: Figures | None = None
+        self._away: frozenset[str] | None = None
+        """The shards that did not answer the last look."""
         self._read_at = monotonic()
         self._problem = ""
         self._again = asyncio.Event()
@@ -99,7 +103,7 @@ class MainScreen(ActingScreen):
             pause = 1.0
             self._again.clear()
             try:
-                figures = await self._reader.read()
+                figures = await self._read()
             except (MxRmqError, ResponseError) as error:
                 self._problem = (
                     f"server unavailable: {error}" if isinstance(error, ServerUnavailable) else str(error)
@@ -113,6 +117,16 @@ class MainScreen(ActingScreen):
                     await self._again.wait()
             except TimeoutError:
                 continue
+
+    async def _read(self) -> Figures:
+        """Look once. If other shards answer than before, rates begin anew: a shard's totals are no events."""
+        figures = await self._reader.read()
+        away = shards_of(figures.counts.missing)
+        if self._away not in (None, away):
+            self._reader = FiguresReader(self.queue, order=self._reader.order, only=self._reader.only)
+            figures = await self._reader.read()
+        self._away = shards_of(figures.counts.missing)
+        return figures
 
     def _draw(self, figures: Figures) -> None:
         now = figures.read_at
@@ -134,7 +148,8 @@ class MainScreen(ActingScreen):
         elif figures is None:
             text = Text("reading …", style="dim")
         else:
-            text = Text(self._about(figures), style="dim")
+            missing = figures.counts.missing
+            text = Text(self._about(figures), style="bold red" if missing else "dim")
         self.query_one("#status", Static).update(text)
         for table in self.query(LiveTable):
             table.set_class(bool(self._problem or is_old), "old")
@@ -146,7 +161,9 @@ class MainScreen(ActingScreen):
             else f"{len(figures.topics):,} of {figures.known:,}"
         )
         only = f" with {self._reader.only!r}" if self._reader.only else ""
-        return f"{shown} topics{only}, by {self._reader.order}; every {figures.pause:.0f} s"
+        about = f"{shown} topics{only}, by {self._reader.order}; every {figures.pause:.0f} s"
+        missing = figures.counts.missing
+        return f"missing: {one_line('; '.join(missing), 200)}; {about}" if missing else about
 
     def on_resize(self, event: Resize) -> None:
         """Another width has room for other columns."""
@@ -224,8 +241,10 @@ class MainScreen(ActingScreen):
             self.act(self._replay(topic.name))
 
     async def _replay(self, topic: str) -> None:
-        counts = (await self.queue.counts()).topics.get(topic)
-        dead = counts.in_dlq if counts else 0
+        counts = await self.queue.counts()
+        if counts.missing:  # or the question would name too few
+            raise ServerUnavailable("; ".join(counts.missing))
+        dead = counts.topics[topic].in_dlq if topic in counts.topics else 0
         if await self.replay(dead, f"topic {topic}", topic=topic):
             self._again.set()
 

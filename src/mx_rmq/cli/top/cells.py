@@ -11,6 +11,8 @@ from mx_rmq.operating.history import bars
 from mx_rmq.tables import ago, lasted, one_line, speed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq import DeadGroup, MessageFacts, WorkerFacts
     from mx_rmq.operating.figures import TopicFigures
 
@@ -154,6 +156,11 @@ def totals_line(of: TopicFigures, workers: int) -> Text:
         ("workers", f"{workers:,}", "bold" if workers else "bold red"),
     ]
     return Text("  ").join(Text.assemble(f"{name} ", (value, style)) for name, value, style in shown)
+
+
+def lacking(missing: Sequence[str]) -> str:
+    """What to add to a title whose figures or messages lack some shards; empty if they lack none."""
+    return one_line("; missing: " + "; ".join(missing), 300) if missing else ""
 
 
 def _short(worker: str) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.widgets import Footer, Static
 
 from mx_rmq.cli.top.acting import ActingScreen
-from mx_rmq.cli.top.cells import GROUPS, MESSAGES, group_cells, message_cells
+from mx_rmq.cli.top.cells import GROUPS, MESSAGES, group_cells, lacking, message_cells
 from mx_rmq.cli.top.table import LiveTable
 from mx_rmq.operating.messages import STATES
 
@@ -65,6 +65,7 @@ class GroupsScreen(ActingScreen):
         )
         dead = sum(each.count for each in groups)
         more = f"; {found.uncounted:,} more are in no group: audit" if found.uncounted else ""
+        more += lacking(found.missing)
         of = f" of topic {self._topic}" if self._topic else ""
         self.query_one("#title", Static).update(
             Text(f"{dead:,} dead messages{of} in {len(groups):,} groups{more}", style="bold")
@@ -137,15 +138,16 @@ class MessagesScreen(ActingScreen):
             dead = await self.queue.dlq.list(
                 topic=self._topic, group=self._of_group, limit=_PAGE, after=after
             )
-            messages, self._next, now = [each.facts for each in dead.letters], dead.next, dead.read_at
+            messages = [each.facts for each in dead.letters]
+            self._next, now, missing = dead.next, dead.read_at, dead.missing
         else:
             page = await self.queue.list(self._topic, state=self._state, limit=_PAGE, after=after)
-            messages, self._next, now = page.messages, page.next, page.read_at
+            messages, self._next, now, missing = page.messages, page.next, page.read_at, page.missing
         self._facts = {each.id: each for each in messages}
         self.query_one(LiveTable).show(
             [each.id for each in messages], [message_cells(each, now) for each in messages]
         )
-        more = ", n for more" if self._next else ""
+        more = (", n for more" if self._next else "") + lacking(missing)
         said = f"{len(messages):,} {self._state} messages of topic {self._topic}{more}"
         self.query_one("#title", Static).update(Text(said, style="bold"))
 

@@ -143,6 +143,7 @@ async def _letters(request: Request, choice: Choice) -> Response:
         oldest=oldest,
         after=query.get("after", ""),
         next=page.next,
+        missing=page.missing,
         looked=look_for(choice),
         now=page.read_at,
         is_hiding=bool(desk.redact),

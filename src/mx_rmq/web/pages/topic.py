@@ -83,6 +83,7 @@ async def topic(request: Request) -> Response:
         after=after,
         rows=[message_row(facts, desk.redact) for facts in page.messages],
         following=page.next,
+        missing=page.missing,
         read_at=page.read_at,
         ranges=list(RANGES),
         over=over,

@@ -77,19 +77,28 @@ async def workers(request: Request) -> Response:
 
 
 async def _vanished(desk: Desk) -> tuple[list[Gone], int, str]:
-    """Who vanished lately, how many before these, and why that is not known if a shard does not answer."""
+    """Who vanished lately, how many before these, and which shards did not say."""
     try:
         vanished = await desk.queue.vanished()
-        gone = await asyncio.gather(*(_gone(desk, each) for each in vanished[:_VANISHED]))
     except ServerUnavailable as error:
         return [], 0, str(error)
-    return gone, max(0, len(vanished) - _VANISHED), ""
+    gone = await asyncio.gather(*(_gone(desk, each) for each in vanished[:_VANISHED]))
+    return gone, max(0, len(vanished) - _VANISHED), "; ".join(vanished.missing)
 
 
 async def _gone(desk: Desk, worker: VanishedWorker) -> Gone:
     ids = [id_ for id_ in worker.ids if is_label(id_)][:_IDS]
-    found = await asyncio.gather(*map(desk.queue.find, ids))
-    return Gone(worker, [(facts.id, _FATES.get(facts.state, facts.state)) for facts in found])
+    fates = await asyncio.gather(*(_fate(desk, id_) for id_ in ids))
+    return Gone(worker, list(zip(ids, fates, strict=True)))
+
+
+async def _fate(desk: Desk, id_: str) -> str:
+    """What became of a message."""
+    try:
+        facts = await desk.queue.find(id_)
+    except ServerUnavailable:  # it may be on a shard that does not answer
+        return "not known now"
+    return _FATES.get(facts.state, facts.state)
 
 
 def _rows(figures: Figures) -> list[Row]:
