@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from mx_rmq import Context, RedisMessageQueue
 from mx_rmq.config import Config
+from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError
 from mx_rmq.storage.connection import Connection
 from mx_rmq.storage.contract import Delivery
 from mx_rmq.storage.embedded import EmbeddedServer
@@ -770,6 +771,109 @@ async def test_a_right_that_is_taken_away_while_working_leaves_it_to_the_leases(
     finally:
         await scene.close()
         await command(redis, "ACL", "DELUSER", "limited")
+
+
+async def test_a_right_that_is_given_back_is_used_after_a_minute(
+    server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await command(redis, "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all")
+    scene = Scene(server.url.replace("//", "//limited:secret@"), redis)
+    try:
+        await scene.step()
+        await scene.register("here", there=True)
+        for n in (1, 2):
+            await command(redis, "ACL", "SETUSER", "limited", "-client|list")
+            await scene.step(1)
+            await scene.step(61)
+            assert len(events(caplog, "recovery.by_lease")) == n
+            await command(redis, "ACL", "SETUSER", "limited", "+client|list")
+            await scene.register("gone")
+            await scene.claim("gone", f"A{n}")
+            await scene.step(55)
+            assert not await scene.step(2)
+            assert await scene.ended() == []
+            await scene.step(5)
+            assert await scene.step(2)
+            assert await scene.ended() == [f"A{n}"]
+            assert await scene.registered() == {"here", "observer"}
+    finally:
+        await scene.close()
+        await command(redis, "ACL", "DELUSER", "limited")
+
+
+async def test_a_registry_of_the_wrong_type_is_named_and_used_again_when_it_is_mended(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.step()
+    await scene.redis.delete(PREFIX + "workers_connections")
+    await scene.redis.set(PREFIX + "workers_connections", "something else")
+    for _ in range(3):
+        assert not await scene.step(1)
+    (said,) = events(caplog, "recovery.by_lease")
+    assert f"{PREFIX}workers_connections is not a hash" in said.error
+    await scene.redis.delete(PREFIX + "workers_connections")
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    for _ in range(3):
+        await scene.step(1.1)
+    assert await scene.ended() == ["A1"]
+    assert await scene.registered() == {"observer"}
+
+
+async def test_topics_that_cannot_be_listed_leave_the_workers_own(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.presence._facts["topics"] = ["t"]
+    await scene.register("gone")
+    await scene.claim("gone", "A1")
+    await scene.redis.delete(PREFIX + "topics")
+    await scene.redis.set(PREFIX + "topics", "something else")
+    await scene.step()
+    assert await scene.step(1)
+    assert await scene.ended() == ["A1"]
+    (said,) = events(caplog, "recovery.by_lease")
+    assert f"{PREFIX}topics is not a set" in said.error
+    await scene.register("another")
+    await scene.claim("another", "A2")
+    await scene.step()
+    assert await scene.step(1)
+    assert await scene.ended() == ["A2"]
+
+
+@pytest.mark.parametrize("part", ["workers", "workers_seen"])
+async def test_a_vanished_worker_that_cannot_be_removed_is_recovered_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    await scene.step()
+    for name in ("gone", "away"):
+        await scene.register(name)
+        await scene.claim(name, name)
+    await scene.redis.delete(PREFIX + part)
+    await scene.redis.set(PREFIX + part, "something else")
+    await scene.step()
+    assert await scene.step(1)
+    assert await scene.ended() == ["away", "gone"]
+    for _ in range(5):
+        assert not await scene.step(1)
+        assert scene.presence.pause(10) == 0.5
+    assert sorted(record.worker for record in events(caplog, "worker.vanished")) == ["away", "gone"]
+    assert not events(caplog, "recovery.by_lease")
+    (told,) = events(caplog, "server.unavailable")
+    assert f"{PREFIX}{part} is a string" in told.error
+
+
+@pytest.mark.parametrize("error", [ServerUnavailable("no answer"), StoreError("refused")])
+async def test_a_registration_without_a_reply_may_have_been_seen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: MxRmqError
+) -> None:
+    async def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(scene.shard.store, "register_worker", fails)
+    with suppress(ServerUnavailable):
+        await scene.step()
+    seen_until = scene.watch.now + 1.0
+    assert scene.holdings.present_until == (inf if isinstance(error, StoreError) else seen_until)
 
 
 @ONE_SERVER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,6 +97,29 @@ async def test_a_spoilt_key_makes_rounds_seldom_but_does_not_end_them(
     watch.now += 600
     assert (await rounds.ask()).mine
     assert not (await rounds.ask()).mine
+
+
+async def test_with_memory_full_rounds_are_made_as_often_as_with_turns(shard: Shard, redis: Redis) -> None:
+    """A turn cannot be written then, and killed workers must still be missed in seconds."""
+    workers = [rounds_of(shard, f"w{n}") for n in range(MANY)]
+    made: list[list[float]] = [[] for _ in workers]
+    usual = MANY * 0.45
+    await redis.config_set("maxmemory", 1)
+    try:
+        for tick in range(round(3 * usual)):
+            for (rounds, watch), own in zip(workers, made, strict=True):
+                watch.now = 100.0 + tick
+                if (await rounds.ask()).mine:
+                    own.append(tick)
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert all(2 <= len(own) <= 6 for own in made)
+    ticks = sorted(tick for own in made for tick in own)
+    assert all(after - before <= 5 for before, after in pairwise(ticks))
+    assert max(ticks.count(tick) for tick in ticks) < 0.75 * MANY
+    rounds, _ = workers[0]
+    assert (await rounds.ask()).mine  # a turn again
+    assert not (await workers[1][0].ask()).mine
 
 
 async def test_the_more_workers_the_more_seldom_each_asks(shard: Shard) -> None:

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redis.exceptions import ResponseError
+
 if TYPE_CHECKING:
     from mx_rmq.storage.store import Store
+
+
+class MemoryFull(ResponseError):
+    """The server reached its maxmemory, so no turn can be written."""
 
 
 class Turns:
@@ -29,6 +35,7 @@ class Turns:
         """Take a turn of *lasts* seconds; False if another turn is not over.
 
         Raises:
+            MemoryFull: no worker can take a turn now.
             ResponseError: the user may not do that.
         """
         return await self._set("NX", lasts)
@@ -47,4 +54,9 @@ class Turns:
 
     async def _set(self, only: str, lasts: float) -> bool:
         ms = round(lasts * 1000)
-        return bool(await self._commands.execute_command("SET", self._key, self._worker, only, "PX", ms))
+        try:
+            return bool(await self._commands.execute_command("SET", self._key, self._worker, only, "PX", ms))
+        except ResponseError as error:
+            if "command not allowed when used memory" in str(error):
+                raise MemoryFull(*error.args) from error
+            raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from redis.exceptions import ResponseError
 
 from mx_rmq import events
-from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError, UnreadableMessage
+from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError, UnreadableMessage, WrongKeyType
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_message, encode_message
 from mx_rmq.storage.contract import Delivery, Settled
@@ -26,7 +26,7 @@ from mx_rmq.worker.service import Service
 from mx_rmq.worker.settler import announce, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from mx_rmq.config import Config
     from mx_rmq.retry import Retry
@@ -52,6 +52,9 @@ _UNUSED: Final = 86400.0
 """Seconds after which a topic that is empty and has no worker is forgotten."""
 _SHORTEST: Final = 0.5
 """The shortest lease of a take-over: seconds in which the monitor can settle it."""
+_PUT_OFF: Final = 60.0
+"""Seconds after which it tries again to settle what a key of the wrong type kept it from settling."""
+_HOUSE: Final = "housekeeping"
 
 
 class Monitor(Service):
@@ -104,6 +107,8 @@ class Monitor(Service):
         """Set when the worker is registered, or that was tried."""
         self._calm = Calm(config, self._loop.time)
         self._kept_house_at = -inf
+        self._refused: set[tuple[str, type[Verdict]]] = set()
+        """The topics and kinds of verdict that the server refused when they were last settled."""
         self.turn = asyncio.Lock()
         """Held during a step."""
         self._forgets_at = self._loop.time() + random() * _FORGETTING  # noqa: S311 - spreads the work of many workers
@@ -131,14 +136,20 @@ class Monitor(Service):
                 self._shard.connection.hold_back()
             turn = self._rounds.ask()
             if self._presence.is_due(early=self._rounds.are_shared):  # in the same write
-                (mine, heard), _ = await asyncio.gather(turn, self._presence.register())
+                (mine, heard), _ = await asyncio.gather(turn, self._presence.enroll())
             else:
                 mine, heard = await turn
             if heard is not None:
                 self._calm.heard(*heard)
-        taken = self._is_time(mine=mine) and await self._look()
+        taken, refusal = False, None
+        try:
+            taken = self._is_time(mine=mine) and await self._look()
+        except StoreError as error:  # the worker registers and looks at the others all the same
+            refusal, self._looks_at = error, -inf
         await self._keep_house()
         more = await self._presence.step(recover=not self._calm.holding, look=mine)
+        if refusal is not None:
+            raise refusal
         if mine:
             self._calm.reached()
         if taken or more:
@@ -158,7 +169,7 @@ class Monitor(Service):
         """Take over and settle what is overdue; returns whether there was something."""
         asked_at = self._looked_for_at = self._loop.time()
         (sent_at, now), deadline = await asyncio.gather(
-            self._queries.timed(self._loop.time), self._queries.next_deadline()
+            self._queries.timed(self._loop.time), self._next_deadline()
         )
         self._calm.heard(sent_at, now)
         late = deadline is not None and deadline <= now
@@ -183,9 +194,17 @@ class Monitor(Service):
         self._looks_at = asked_at + wait
         return False
 
+    async def _next_deadline(self) -> float | None:
+        """When the first lease or lifetime ends; long past if the server refuses to say."""
+        try:
+            return await self._queries.next_deadline()
+        except ResponseError:  # a take-over is refused too, and its error names the key
+            return -inf
+
     async def _take_over(self) -> Overdue:
         if self._calm.refused:
-            await self._presence.register()  # raises as long as the server refuses writes
+            with suppress(WrongKeyType):  # does not tell whether the server refuses writes
+                await self._presence.register()  # raises as long as the server refuses writes
         sent_at = self._loop.time()
         try:
             overdue = await self._store.take_over(
@@ -202,24 +221,19 @@ class Monitor(Service):
 
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         groups: dict[tuple[str, type[Verdict]], list[tuple[Takeover, Verdict]]] = defaultdict(list)
-        recovered: dict[tuple[str, str], list[str]] = defaultdict(list)
         seen = await self._presence.seen({each.previous for each in taken if each.cause != "expired"})
         for takeover in taken:
-            delivery, verdict = takeover.delivery, self._judge(takeover, now, seen)
-            groups[delivery.topic, type(verdict)].append((takeover, verdict))
-            if isinstance(verdict, Again | Returned):
-                recovered[delivery.topic, takeover.previous].append(delivery.id)
-            else:
-                announce(self._queue, delivery, verdict, previous=takeover.previous)
-        for (topic, previous), ids in recovered.items():
-            events.emit(
-                events.MessagesRecovered(
-                    queue=self._queue, topic=topic, messages=len(ids), previous=previous, ids=ids
-                )
-            )
+            verdict = self._judge(takeover, now, seen)
+            groups[takeover.delivery.topic, type(verdict)].append((takeover, verdict))
         statuses: list[Settled] = []
         for (topic, kind), items in groups.items():
-            settled = await settle(self._store, topic, items)
+            try:
+                settled = await settle(self._store, topic, items)
+            except StoreError as error:  # concerns this topic; the others are settled
+                await self._put_off(topic, kind, items, error)
+                continue
+            self._refused.discard((topic, kind))
+            self._tell(topic, items, settled)
             self._hooks.accepted(items, settled)
             statuses += settled
             if kind is Returned:
@@ -227,6 +241,43 @@ class Monitor(Service):
         if Settled.STALE in statuses:  # it took too long, as large bodies do on a slow line
             self._lease = min(self._config.lease, 2 * self._lease)
             self._batch = max(1, self._batch // 2)
+
+    def _tell(
+        self, topic: str, items: Sequence[tuple[Takeover, Verdict]], statuses: Sequence[Settled]
+    ) -> None:
+        """Emit the events of what the server accepted."""
+        recovered: dict[str, list[str]] = defaultdict(list)
+        for (takeover, verdict), status in zip(items, statuses, strict=True):
+            if status is not Settled.DONE:
+                continue
+            if isinstance(verdict, Again | Returned):
+                recovered[takeover.previous].append(takeover.delivery.id)
+            else:
+                announce(self._queue, takeover.delivery, verdict, previous=takeover.previous)
+        for previous, ids in recovered.items():
+            events.emit(
+                events.MessagesRecovered(
+                    queue=self._queue, topic=topic, messages=len(ids), previous=previous, ids=ids
+                )
+            )
+
+    async def _put_off(
+        self,
+        topic: str,
+        kind: type[Verdict],
+        items: Sequence[tuple[Takeover, Verdict]],
+        error: StoreError,
+    ) -> None:
+        """Keep messages that could not be settled for a while, and tell of their topic once.
+
+        A key of the wrong type stays wrong for long; anything else may pass soon.
+        """
+        if (topic, kind) not in self._refused:
+            events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
+            self._refused.add((topic, kind))
+        lease = _PUT_OFF if isinstance(error, WrongKeyType) else self._config.lease
+        with suppress(StoreError):  # then the lease of the take-over runs out
+            await self._store.extend(topic, [takeover.delivery for takeover, _ in items], lease=lease)
 
     def _judge(self, takeover: Takeover, now: float, seen: Set[str]) -> Verdict:
         """The verdict on a message that ran past its deadline; *seen* are the holders that are connected."""
@@ -257,15 +308,24 @@ class Monitor(Service):
         if now - self._kept_house_at < _HOUSEKEEPING:
             return
         self._kept_house_at = now
+        try:
+            await self._trim()
+        except StoreError as error:
+            self._availability.lost(_HOUSE, error, "trying until it is accepted; recovery goes on")
+        else:
+            self._availability.back(_HOUSE)
+        if now >= self._forgets_at:
+            self._forgets_at = now + _FORGETTING * max(1.0, self._holdings.workers / FEW)
+            await self.forget_topics()
+
+    async def _trim(self) -> None:
+        """Delete dead messages beyond retention."""
         if self._config.dlq_max_age is not None or self._config.dlq_max_count is not None:
             deleted, most = BATCH, self._config.dlq_max_count
             if most is not None:  # each shard keeps its share
                 most = -(-most // self._shard.siblings)
             while deleted == BATCH:
                 deleted = await self._store.trim_dead(max_age=self._config.dlq_max_age, max_count=most)
-        if now >= self._forgets_at:
-            self._forgets_at = now + _FORGETTING * max(1.0, self._holdings.workers / FEW)
-            await self.forget_topics()
 
     async def forget_topics(self, unused: float = _UNUSED) -> None:
         """Forget topics that are empty, not paused, without a live worker, and unused for so many seconds."""
@@ -295,6 +355,11 @@ class Monitor(Service):
         await self._presence.register()
         self._calm = Calm(self._config, self._loop.time)
         self._kept_house_at = self._looks_at = -inf
+
+    async def close(self) -> None:
+        """Forget what the server refuses."""
+        self._presence.close()
+        self._availability.leave(_HOUSE)
 
     async def leave(self) -> None:
         """Remove this worker's registration."""

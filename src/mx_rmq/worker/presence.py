@@ -34,6 +34,11 @@ _LONGEST: Final = SILENCE / 2
 """Seconds after which a worker registers in any case: one registration may fail, and it still counts."""
 _EARLY: Final = 0.65
 """The part of that time after which a worker registers if it asks the server something anyway."""
+_AGAIN: Final = 1.0
+"""Seconds after which a registration that was refused is tried again."""
+_ANEW: Final = 60.0
+"""Seconds after which a worker that could not look at connections tries to again."""
+_REGISTERING: Final = "registering"
 _MONITOR: Final = ".monitor"
 
 
@@ -88,6 +93,11 @@ class Presence:
         """Workers that vanished recently, and when; for the history of their messages."""
         self._recovers = True
         self._told = False
+        self._availability = holdings.shard.availability
+        self._refused_at = -inf
+        """When the server refused to register this worker; -inf if it did not."""
+        self._looks_anew_at = inf
+        """When to try again whether connections can be looked at."""
         self._loop = asyncio.get_running_loop()
 
     async def step(self, *, recover: bool = True, look: bool = True) -> bool:
@@ -101,10 +111,12 @@ class Presence:
         Returns whether any lease ended, so that there is something to take over.
         """
         self._recovers = recover
-        if self._grace is not None and self._connection.number != self._known:
+        if self._grace is not None and (
+            self._connection.number != self._known or self._loop.time() >= self._looks_anew_at
+        ):
             await self._identify()
         if self._load_changed() or self.is_due():
-            await self.register()
+            await self.enroll()
         if self._grace is None or self._own is None:
             return False
         grace = self._grace if recover else inf
@@ -115,7 +127,7 @@ class Presence:
                 return await self._look(self._own, grace, [name for name, _ in self._missing])
             now = self._loop.time()
             if self._holdings.jobs and now - self._checked_at >= self._grace / 4:
-                await self._check(await self._queries.connections([self.worker]), now)
+                await self._check(await self._connections([self.worker]), now)
         except ResponseError as error:
             self._cannot(error)
         return False
@@ -140,6 +152,10 @@ class Presence:
     async def leave(self) -> None:
         """Remove this worker's registration."""
         await self._store.register_worker(self.worker, b"", silence=self._silence)
+
+    def close(self) -> None:
+        """Stop trying to register."""
+        self._availability.leave(_REGISTERING)
 
     def pause(self, most: float) -> float:
         """How long to wait for the next step, at most *most* seconds."""
@@ -180,6 +196,7 @@ class Presence:
             if before and before == self._connection.number:  # else two connections answered
                 break
         self._known = before
+        self._looks_anew_at = inf
         self._holdings.is_watched = refusal is None
         self._introduce()
         if refusal is not None:
@@ -214,7 +231,8 @@ class Presence:
         return msgspec.json.encode({**self._facts, **self._vitals(), **own, **load})
 
     def _cannot(self, error: ResponseError) -> None:
-        """Rely on the leases alone until there is another connection."""
+        """Rely on the leases alone, for a while or until there is another connection."""
+        self._looks_anew_at = self._loop.time() + _ANEW
         self._own = self._holdings.registered = None
         self._holdings.is_watched = False
         self._missing.clear()
@@ -223,12 +241,44 @@ class Presence:
             self._told = True
             events.emit(events.RecoveryByLease(queue=self._queue, error=str(error)))
 
+    async def enroll(self) -> None:
+        """Register this worker; a refusal is told, and the next try is a second later.
+
+        It raises no refusal: recovery does not need this worker's registration.
+        """
+        now = self._loop.time()
+        if now - self._refused_at < _AGAIN:
+            return
+        try:
+            await self.register()
+        except (StoreError, ResponseError) as error:
+            self._refused(error)
+            self._introduce()
+
+    def _refused(self, error: Exception) -> None:
+        """Tell that the server refuses registrations."""
+        self._refused_at = self._loop.time()
+        self._availability.lost(_REGISTERING, error, "trying until it is accepted; recovery goes on")
+
     async def register(self) -> None:
         """Register this worker as living."""
         said_at, said = self._loop.time(), self._identity()
-        answer = await self._store.register_worker(
-            self.worker, self._composed(), connection=_text(said), silence=self._silence
-        )
+        unseen = self._holdings.present_until == inf
+        if said is not None and self._grace is not None and unseen:  # others see it now, even without a reply
+            self._holdings.present_until = said_at + self._grace
+        try:
+            answer = await self._store.register_worker(
+                self.worker, self._composed(), connection=_text(said), silence=self._silence
+            )
+        except StoreError:  # nothing was written
+            if unseen:
+                self._holdings.present_until = inf
+            raise
+        if self._refused_at > -inf:
+            self._refused_at = -inf
+            if self._looks_anew_at < inf:  # it may have been the same that refused a look
+                self._looks_anew_at = said_at
+            self._availability.back(_REGISTERING)
         self._said_at, self._said = said_at, said
         self._holdings.workers = answer.workers
         self._seen_at(said_at, said)
@@ -250,7 +300,7 @@ class Presence:
         if registered.get(self.worker) == _text(said := self._identity()):
             self._seen_at(asked_at, said)
         else:  # another worker removed it as vanished, or the server was emptied
-            await self.register()
+            await self.enroll()
 
     async def _look(self, own: ClientIdentity, grace: float, names: Sequence[str] | None = None) -> bool:
         """Find workers whose connections are gone, and recover from those gone for *grace* seconds.
@@ -261,7 +311,7 @@ class Presence:
             names: the workers to look at; None for all.
         """
         asked_at = self._loop.time()
-        registered = await self._queries.connections(None if names is None else [self.worker, *names])
+        registered = await self._connections(None if names is None else [self.worker, *names])
         others = _clients(registered, own.server)
         others.pop(self.worker, None)
         there = await self._there({**others, self.worker: own}) if others else {self.worker}
@@ -269,6 +319,7 @@ class Presence:
             return False
         if self.worker not in there:
             raise ResponseError("the server does not list this connection any more")
+        self._told = False
         await self._check(registered, asked_at)
         # An absence lasts from the end of the first look without the connection to the start of this look:
         # time in which this loop was busy must not count as another worker's absence.
@@ -295,7 +346,7 @@ class Presence:
     async def _recover(self, vanished: Mapping[str, bytes]) -> bool:
         """End the leases of vanished workers now, so that a monitor takes their messages over."""
         held: dict[str, list[Delivery]] = {}
-        for topic in await self._queries.topics():
+        for topic in await self._topics():
             try:
                 leases = await self._queries.leases(topic)
             except ResponseError as error:  # concerns one topic; the others are recovered
@@ -305,11 +356,39 @@ class Presence:
                 if (name := _worker_of(lease.holder)) in vanished:
                     held.setdefault(name, []).append(Delivery(id_, topic, lease.token, b"", inf))
         # A worker that has come back since keeps its leases; those it takes from now on were not read above.
-        registered = await self._queries.connections(list(vanished))
+        registered = await self._connections(list(vanished))
         for name, connection in vanished.items():
             if registered.get(name) == connection:
                 await self._end(name, connection, held.get(name, []))
         return bool(held)
+
+    async def _topics(self) -> list[str]:
+        """The topics in which a vanished worker may hold messages."""
+        try:
+            return await self._queries.topics()
+        except ResponseError as error:
+            if (named := self._wrong_type("topics", "set", error)) is None:
+                raise
+            why = f"{named}; in topics that this worker does not serve, messages wait for their leases"
+            events.emit(events.RecoveryByLease(queue=self._queue, error=why))
+            return list(self._facts["topics"])
+
+    async def _connections(self, names: Sequence[str] | None) -> dict[str, bytes]:
+        """The connections by which workers registered; the error about a wrong type names the key."""
+        try:
+            return await self._queries.connections(names)
+        except ResponseError as error:
+            if (named := self._wrong_type("workers_connections", "hash", error)) is None:
+                raise
+            why = f"{named}; messages of vanished workers wait for their leases"
+            raise ResponseError(why) from error
+
+    def _wrong_type(self, part: str, kind: str, error: ResponseError) -> str | None:
+        """Which key has the wrong type, if *error* says that it has."""
+        if "WRONGTYPE" not in str(error):
+            return None
+        key = self._store.keys.of_queue(part)
+        return f"{key} is not a {kind}; something else wrote there, rename or delete it"
 
     async def _end(self, name: str, connection: bytes, deliveries: list[Delivery]) -> None:
         events.emit(events.WorkerVanished(queue=self._queue, worker=name, messages=len(deliveries)))
@@ -321,7 +400,12 @@ class Presence:
                     await self._store.end_leases(topic, of_topic[start : start + BATCH])
                 except StoreError as error:
                     events.emit(events.TopicFailed(queue=self._queue, topic=topic, error=str(error)))
-        await self._store.register_worker(name, b"", connection=connection, silence=self._silence)
+        try:
+            await self._store.register_worker(name, b"", connection=connection, silence=self._silence)
+        except StoreError as error:
+            self._refused(error)
+            if (client := ClientIdentity.parse(connection)) is not None:
+                self._missing[name, client] = inf  # still registered, but there is nothing left to end
         await self._note(name, deliveries)
 
     async def _note(self, name: str, deliveries: list[Delivery]) -> None:

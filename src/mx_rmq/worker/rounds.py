@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
-from random import uniform
+from random import random, uniform
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from mx_rmq.storage.queries import Queries
-from mx_rmq.storage.turns import Turns
+from mx_rmq.storage.turns import MemoryFull, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -76,6 +76,8 @@ class Rounds:
         self._loop = asyncio.get_running_loop()
         self._asked_at, self._made_at = -inf, self._loop.time()
         self._spread = 1.0
+        self._goes_at = inf
+        """When to make a round while no worker can take a turn; inf while they can."""
 
     @property
     def are_shared(self) -> bool:
@@ -103,12 +105,29 @@ class Rounds:
     async def _turn(self) -> bool:
         workers = self._holdings.workers
         lasts = max(_TURN, _LOOK * workers)
+        usual = max(workers * lasts, self._every())
         try:
             mine = await self._turns.take(lasts)
+        except MemoryFull:
+            return self._goes(usual)
         except ResponseError:  # no right to write the key
             mine = False
-        usual = max(workers * lasts, self._every())
+        self._goes_at = inf
         return mine or self._loop.time() - self._made_at > _TURNS_MISSED * usual
+
+    def _goes(self, usual: float) -> bool:
+        """Whether to make a round though no worker can take a turn: about as often as with turns, by chance.
+
+        Args:
+            usual: seconds from one turn of a worker to its next.
+        """
+        now = self._loop.time()
+        if self._goes_at == inf:  # all learn of it together
+            self._goes_at = now + usual * random()  # noqa: S311 - spreads the work
+        if now < self._goes_at:
+            return False
+        self._goes_at = now + usual * uniform(0.5, 1.5)  # noqa: S311 - spreads the work
+        return True
 
     def _every(self) -> float:
         """Seconds between two questions of this worker."""

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from redis.exceptions import ResponseError
+
 from mx_rmq import events
 from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
 from mx_rmq.storage.resend import GrowingWait
@@ -63,7 +65,7 @@ class Service(ABC):
                     self.looked_at = self.tried_at = monotonic()
                     if seconds > 0 and not self.stopping:
                         await self.wait(seconds)
-                except (ServerUnavailable, ConfigError, StoreError) as error:
+                except (ServerUnavailable, ConfigError, StoreError, ResponseError) as error:
                     # A refusal may pass too: a full disk, a changed password, a missing right.
                     self.tried_at = monotonic()
                     self._availability.lost(self.name, error)
