@@ -137,7 +137,8 @@ def check_takes(what: str, function: Any, parameters: str) -> None:
     Raises:
         ConfigError: says what it must take.
     """
-    rule = f"a function that takes ({parameters})"
+    takes = f"({parameters})" if "," in parameters else f"one argument, the {parameters}"
+    rule = f"a function that takes {takes}"
     if not callable(function):
         raise refusal(what, rule, function)
     try:

@@ -293,7 +293,7 @@ def test_middleware_takes_three_and_around_produce_four(bare: RedisMessageQueue)
             partial(around_produce, wrong)
         )
     lifespan: Any = lambda: None  # noqa: E731 - takes nothing
-    assert "lifespan must be a function that takes (queue), got" in refused(
+    assert "lifespan must be a function that takes one argument, the queue, got" in refused(
         lambda: RedisMessageQueue("redis://localhost", lifespan=lifespan)
     )
 
