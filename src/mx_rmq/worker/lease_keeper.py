@@ -317,14 +317,15 @@ class _Keeper:
         """Judge handlers that run past their deadline: the loop, which would stop them, hangs."""
         now = monotonic()
         for job in list(self._holdings.jobs):
-            if job.deadline > now or job.verdict is not None or job.end not in (None, End.TIMEOUT):
+            if job.verdict is not None or job.end not in (None, End.TIMEOUT) or not job.is_overdue(now):
                 continue
             run = Run(self._holdings.server_time(job.started_at), self._presence.worker, now - job.started_at)
             # Decoded anew, because the handler reads its own copy.
             delivery = job.delivery
             message = decode_message(delivery.body, delivery.id, delivery.topic)
             job.verdict = verdict = outcome.timed_out(message, run, job.handler.retry)
-            tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
+            job.end_call()  # in a thread it is ended now
+            tell(job.loop, job.stop, End.TIMEOUT)  # in the loop, if that recovers
             announce(self._queue, delivery, verdict, run.took, job.waited)
 
     def stay_present(self) -> None:
