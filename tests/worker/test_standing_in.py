@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis import Redis as Client
 
+from mx_rmq import Retry
 from mx_rmq import events as all_events
-from tests.words import ONE_SERVER, PREFIX, events, eventually, in_state
+from tests.words import ONE_SERVER, PREFIX, dead, drained, events, eventually, in_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,3 +122,18 @@ async def test_what_the_thread_settles_is_told_once_and_what_it_is_refused_is_ca
     (hang,) = events(caplog, "loop.hangs")
     assert hang.settled == {"done": 1}
     assert [record.id for record in events(caplog, "lease.lost")] == ["S1"]
+
+
+async def test_a_message_that_dies_while_the_loop_hangs_is_remembered(make_queue: MakeQueue) -> None:
+    mq = make_queue(lease=3600)
+
+    @mq.handler("t", timeout=0.3, retry=Retry(1), remember=3600)
+    async def on_t(payload: int) -> None:
+        block(2.5)
+
+    await mq.produce("t", 1, message_id="A1")
+    await mq.start()
+    assert (await dead(mq, "A1")).kind == "TimeoutError"
+    await drained(mq)
+    await mq.dlq.delete("A1")
+    assert (await mq.find("A1")).state == "dead"

@@ -330,6 +330,8 @@ class _Keeper:
             # Decoded anew, because the handler reads its own copy.
             delivery = job.delivery
             message = decode_message(delivery.body, delivery.id, delivery.topic)
+            if message.remember_for is None:
+                message.remember_for = job.handler.remember
             job.verdict = verdict = outcome.timed_out(message, run, job.handler.retry)
             job.end_call()  # in a thread it is ended now
             tell(job.loop, job.stop, End.TIMEOUT)  # in the loop, if that recovers
