@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.words import ONE_SERVER, PREFIX, dead, drained, events, eventually, i
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
     from tests.words import MakeQueue
@@ -423,3 +426,44 @@ async def test_what_is_recovered_from_a_blocked_worker_timed_out_and_did_not_cra
     first, second = facts.message.history
     assert first.error == "the lease ran out although the worker is connected"
     assert second.error.startswith("TimeoutError: its lease ran out although its worker is connected")
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_a_blocked_worker_whose_connections_are_cut_has_not_vanished(
+    make_queue: MakeQueue, server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its loop cannot open others, but the process lives, and its thread keeps the leases."""
+    mq = make_queue(lease=3600, recovery_grace=1.0)
+
+    @mq.handler("other")
+    async def other(payload: int) -> None: ...
+
+    await mq.start()
+    (here,) = await eventually(mq.workers)
+    await mq.produce("t", 1, message_id="A1")
+
+    async def said() -> bytes:
+        registered: dict[Any, Any] = await redis.hgetall(PREFIX + "workers_connections")
+        registered.pop(here.name.encode(), None)
+        return b"".join(registered.values())
+
+    script = BLOCKER.replace("lease=0.4", "lease=3600")
+    command = [sys.executable, "-c", script, server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
+        try:
+            await in_state(mq, "A1", "running", within=30)
+            first = await said()
+
+            async def is_other() -> bool:
+                return await said() not in (b"", first)
+
+            await eventually(is_other)  # the thread stands in
+            for _ in range(2):
+                for id_ in (await said()).split()[1].split(b"+"):
+                    await redis.execute_command("CLIENT", "KILL", "ID", id_)
+                await asyncio.sleep(2.5)
+        finally:
+            worker.kill()
+    assert not events(caplog, "worker.vanished")
+    vanished = partial(events, caplog, "worker.vanished")
+    await eventually(vanished)  # now that the process has ended, by the thread's connection

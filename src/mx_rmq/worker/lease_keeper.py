@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.config import Config
     from mx_rmq.storage.blocking import BlockingConnections
+    from mx_rmq.storage.queries import ClientIdentity
     from mx_rmq.storage.store import Store
     from mx_rmq.worker.holdings import Holdings, Job
     from mx_rmq.worker.hooks import Hooks
@@ -158,6 +159,8 @@ class _Keeper:
         self._hooks = hooks
         self._presence = presence
         self._present_at = -inf
+        self._present_by: ClientIdentity | None = None
+        """The connections by which others see the worker while the loop hangs."""
         self._queue = config.name
         self._lease = config.lease
         self._patience = config.patience
@@ -217,6 +220,7 @@ class _Keeper:
                 else:
                     self._delayed.clear()
                     self._refused.clear()
+                    self._present_at, self._present_by = -inf, None  # the loop registers others
             except Exception as error:
                 events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
                 self._due = monotonic() + min(self._lease / 3, _TICK)
@@ -339,10 +343,12 @@ class _Keeper:
 
     def stay_present(self) -> None:
         """Register the worker, which the loop cannot do; others must not take it for vanished."""
-        if (now := monotonic()) - self._present_at >= REGISTER:
+        due = (now := monotonic()) - self._present_at >= REGISTER
+        for _ in range(2):  # again over a new connection if this one was cut
             with suppress(MxRmqError):  # tried again at the next tick
-                run_blocking(self._presence.stay(self._store))
-                self._present_at = now
+                self._present_by = run_blocking(self._presence.stay(self._store, self._present_by, due=due))
+                self._present_at = now if due else self._present_at
+                return
 
     def settle(self, given_back: Iterable[Job]) -> Counter[str]:
         """Settle jobs with a verdict that the loop has not settled; returns how many by kind of verdict.
