@@ -190,7 +190,7 @@ class Job:
         self._batch = batch
         timeout = self.handler.timeout
         self.deadline = inf if timeout is None else self.started_at + timeout
-        if not self.handler.is_async:
+        if runner is not None and not self.handler.is_async:
             caller.set(self)
 
     def entered(self, call: Call) -> None:
