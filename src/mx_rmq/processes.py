@@ -20,7 +20,7 @@ import msgspec
 
 from mx_rmq.checks import check_installed, check_whole, refusal
 from mx_rmq.errors import ConfigError, MxRmqError
-from mx_rmq.events import ProcessDied, ProcessesGivenUp, emit
+from mx_rmq.events import ProcessDied, ProcessesGivenUp, ProcessKilled, emit
 from mx_rmq.finding import being_imported, find_queue
 from mx_rmq.lifecycle import chosen
 from mx_rmq.message import describe, shorten
@@ -35,6 +35,8 @@ _TRIES = 3
 """How often each process may die at once before ``run_processes`` gives up."""
 _QUICK = 5.0
 """Seconds; a process that ends sooner than this after its start is replaced only after a pause."""
+_MORE: Final = 10.0
+"""Seconds that a process has to stop beyond what a stop takes at most: a loop that hangs says so first."""
 _LONGEST: Final = 64_000
 """Bytes of the text with which a process ends."""
 
@@ -174,12 +176,13 @@ def run_processes_with(options: WorkerOptions, processes: int) -> int:
                 f"with {found.config.url} each process would have a private server of its own; "
                 "use embedded:///path, which they share"
             )
+        patience = found.config.stop_grace + 5 * found.config.socket_timeout + _MORE
     chosen(found._handlers, options.topics)
     if options.log is None:
         configure()
     else:
         configure_program(options.log, options.level)
-    return Supervisor(options, processes).run()
+    return Supervisor(options, processes, patience=patience).run()
 
 
 def _loop_factory() -> Any:
@@ -276,11 +279,17 @@ class Process:
             self.line.sendall(msgspec.json.encode(options) + b"\n")
         self.pid = self._process.pid
         self._started_at = time.monotonic()
+        self._asked_at: float | None = None
 
     @property
     def age(self) -> float:
         """Seconds since its start."""
         return time.monotonic() - self._started_at
+
+    @property
+    def stopping_for(self) -> float:
+        """Seconds since it was asked to stop; 0 if it was not."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
     def exit_code(self) -> int | None:
@@ -289,7 +298,13 @@ class Process:
 
     def terminate(self) -> None:
         """Ask it to stop."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
         self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
 
     def close(self) -> Ending | None:
         """Close the line to it; returns the error that ended it, if it sent one."""
@@ -306,14 +321,24 @@ class Supervisor:
         options: what each runs.
         processes: how many.
         output: a file for what they print and log; None for ours.
+        patience: seconds after which a process that was asked to stop is killed; None for never.
     """
 
     _TURN = 1.0
     """Seconds after which to look at the processes, whatever they say."""
 
-    def __init__(self, options: WorkerOptions, processes: int, *, output: int | None = None) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        processes: int,
+        *,
+        output: int | None = None,
+        patience: float | None = None,
+    ) -> None:
         self._options = options
         self._count = processes
+        self._patience = patience
+        self._killed: set[int] = set()
         self._output = output
         self._running: list[Process] = []
         self._signals = 0
@@ -333,11 +358,21 @@ class Supervisor:
                 time.sleep(0.01)  # its line ends a moment before the process does
                 for process in [each for each in self._running if each.exit_code is not None]:
                     worst = max(worst, self._ended(process))
+                self._kill_late()
                 self._look()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return worst
+
+    def _kill_late(self) -> None:
+        """Kill processes that have not stopped in time: their interpreter hangs, or they stand still."""
+        for process in self._running:
+            seconds = process.stopping_for
+            if self._patience is not None and seconds > self._patience and process.pid not in self._killed:
+                self._killed.add(process.pid)
+                process.kill()
+                emit(ProcessKilled(pid=process.pid, seconds=round(seconds, 1)))
 
     @property
     def _is_waiting(self) -> bool:

@@ -1,19 +1,35 @@
-"""SIGTERM and SIGINT while a worker runs: they reach it, and then the handler that was there before."""
+"""SIGTERM and SIGINT while a worker runs: they reach it, and then the handler that was there before.
+
+If the event loop hangs, so that they do not reach it, the process ends without it.
+"""
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq import events
+from mx_rmq.traces import place_of, trace_of_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     Handler = Callable[[int, FrameType | None], Any]
+
+_GRACE: Final = 25.0
+"""Seconds that a loop without a worker has to react, as long as ``stop_grace`` is if it is not given."""
+_MORE: Final = 5.0
+"""Seconds in addition: a loop that is only busy reacts within them."""
+_TELLING: Final = 2.0
+"""Seconds for listeners to hear of the end; one may wait for the thread that hangs."""
 
 
 @contextmanager
@@ -24,16 +40,27 @@ def on_signals(react: Callable[[], None]) -> Iterator[None]:
     too. If it raises, as ``sys.exit()`` does, that is raised at the end of the block. Handlers of the loop
     itself (``add_signal_handler``) are called by the loop and stay as they are. Only the main thread gets
     signals; in another one nothing is done.
+
+    If the loop hangs and has not called *react* when ``stop_grace`` and a few seconds are over, the process
+    ends with code 1.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Imported here: a program that only produces loads nothing of the worker.
+    from mx_rmq.worker.lease_keeper import longest_stop_grace
+
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     raised: list[BaseException] = []
+    waits: list[threading.Event] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(react)
+        reacted = threading.Event()
+        waits.append(reacted)
+        # Not threading.Thread: it takes a lock that the interrupted code may hold.
+        _thread.start_new_thread(_end_unless, (reacted, number, longest_stop_grace()))
+        loop.call_soon_threadsafe(_react, reacted, react)
         previous = before[signal.Signals(number)]
         if callable(previous) and not _ends_the_program(previous):
             try:
@@ -52,8 +79,34 @@ def on_signals(react: Callable[[], None]) -> Iterator[None]:
                 previous = before[number]
                 # None stands for a handler that was not set from Python; it cannot be set again.
                 signal.signal(number, signal.SIG_DFL if previous is None else previous)
+        for reacted in waits:
+            reacted.set()
     if raised:
         raise raised[0]
+
+
+def _react(reacted: threading.Event, react: Callable[[], None]) -> None:
+    reacted.set()
+    react()
+
+
+def _end_unless(reacted: threading.Event, number: int, grace: float | None) -> None:
+    """End the process unless the loop reacts in time; runs in a thread of its own."""
+    patience = (_GRACE if grace is None else grace) + _MORE
+    step = min(1.0, patience / 5)
+    waited = 0.0
+    while waited < patience:  # in steps: a time in which the process stood still counts as one
+        if reacted.wait(step):
+            return
+        waited += step
+    stack = sys._current_frames().get(threading.main_thread().ident or 0)
+    place = place_of(trace_of_stack(stack, None))
+    name = signal.Signals(number).name
+    event = events.LoopIgnoresStop(signal=name, seconds=round(waited, 3), place=place)
+    telling = threading.Thread(target=events.emit, args=[event], daemon=True)
+    telling.start()
+    telling.join(_TELLING)
+    os._exit(1)
 
 
 def _ends_the_program(handler: Handler) -> bool:

@@ -79,6 +79,25 @@ EXITS = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 asyncio.run(mq.run())
 """
+HANGS = """
+import time
+from mx_rmq import events, signals
+
+signals._MORE = 3.0
+mq = RedisMessageQueue(sys.argv[1], name="q", server_check="off", stop_grace=0.2)
+events.listen(lambda event, _: say(event.name, event.signal, event.place), events.LoopIgnoresStop)
+
+@mq.handler("t")
+async def on_t(seconds: float) -> None:
+    say("running")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    say("handled")
+
+asyncio.run(mq.run())
+say("ended")
+"""
 
 
 class Program:
@@ -146,6 +165,33 @@ async def test_a_handler_that_exits_does_so_after_the_worker_has_stopped(
         assert await program.says() == "handled"
         assert await program.code() == 7
     assert (await mq.find("A1")).state == "gone"
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_process_whose_event_loop_hangs_and_says_where(
+    mq: RedisMessageQueue, server: EmbeddedServer, number: signal.Signals
+) -> None:
+    async with a_program(HANGS, server.url) as program:
+        await mq.produce("t", 60)
+        assert await program.says() == "running"
+        program.send(number)
+        name, heard, place = (await program.says()).split(" ", 2)
+        assert (name, heard) == ("loop.ignores_stop", number.name)
+        assert place.endswith(" in on_t")
+        assert await program.code() == 1
+
+
+@ONE_SERVER
+async def test_an_event_loop_that_reacts_late_stops_as_ever(
+    mq: RedisMessageQueue, server: EmbeddedServer
+) -> None:
+    async with a_program(HANGS, server.url) as program:
+        await mq.produce("t", 1.5)
+        assert await program.says() == "running"
+        program.send(signal.SIGTERM)
+        assert [await program.says() for _ in range(2)] == ["handled", "ended"]
+        assert await program.code() == 0
 
 
 @ONE_SERVER

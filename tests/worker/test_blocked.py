@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.words import ONE_SERVER, PREFIX, dead, drained, events, eventually, i
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from redis.asyncio import Redis
 
     from mx_rmq.storage.embedded import EmbeddedServer
     from tests.words import MakeQueue
@@ -270,6 +273,87 @@ async def test_who_waits_past_its_timeout_while_another_blocks_is_ended_and_its_
     assert (await mq.counts()).topics["next"].completed == 2
 
 
+@pytest.mark.parametrize("seconds", [0.9, 2.8], ids=["a moment", "a hang"])
+async def test_a_plain_function_that_returned_in_time_has_not_timed_out_while_another_blocks(
+    make_queue: MakeQueue, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended in its thread, but the loop could not see that before its timeout was over."""
+    mq = make_queue(lease=3600, concurrency=3)
+    began: list[str] = []
+
+    @mq.handler("plain", timeout=0.6, retry=ONCE)
+    def plain(payload: int) -> None:
+        began.append("plain")
+        time.sleep(0.2)
+
+    @mq.handler("raises", timeout=0.6, retry=ONCE)
+    def raises(payload: int) -> None:
+        began.append("raises")
+        time.sleep(0.2)
+        raise KeyError
+
+    @mq.handler("blocks")
+    async def blocks(payload: int) -> None:
+        await eventually(lambda: len(began) == 2)
+        block(seconds)
+
+    await mq.start()
+    for topic in ("blocks", "plain", "raises"):
+        await mq.produce(topic, 1, message_id=topic)
+    assert (await dead(mq, "raises")).kind == "KeyError"
+    await in_state(mq, "plain", "gone")
+    await in_state(mq, "blocks", "gone")
+    assert sorted(began) == ["plain", "raises"]
+    counts = (await mq.counts()).topics["plain"]
+    assert (counts.completed, counts.dead, counts.retried) == (1, 0, 0)
+    assert not events(caplog, "lease.lost")
+
+
+async def test_a_plain_function_past_its_timeout_is_ended_while_another_blocks(make_queue: MakeQueue) -> None:
+    mq = make_queue(lease=3600, concurrency=2)
+    ended: list[str] = []
+    began: list[str] = []
+
+    @mq.handler("plain", timeout=0.5, batch=2, linger=0.2, retry=ONCE)
+    def plain(payloads: list[int]) -> None:
+        began.append("plain")
+        try:
+            block(10)
+        finally:
+            block(0.1)  # a second end would stop this
+            ended.append("plain")
+
+    @mq.handler("blocks")
+    async def blocks(payload: int) -> None:
+        await eventually(lambda: began)
+        block(8, lambda: ended)
+        ended.append("blocks")
+
+    await mq.start()
+    await mq.produce("plain", 1, message_id="P1")
+    await mq.produce("plain", 2, message_id="P2")
+    await mq.produce("blocks", 1, message_id="B1")
+    assert (await dead(mq, "P1")).kind == (await dead(mq, "P2")).kind == "TimeoutError"
+    await in_state(mq, "B1", "gone")
+    assert ended == ["plain", "blocks"]
+    assert began == ["plain"]
+
+
+async def test_the_timeout_goes_on_after_a_plain_function_for_its_middleware(mq: RedisMessageQueue) -> None:
+    @mq.middleware
+    async def slow(call_next: Any, payload: Any, ctx: Any) -> Any:
+        await call_next(payload, ctx)
+        assert 0 < ctx.remaining < 0.3
+        await asyncio.Event().wait()
+
+    @mq.handler("t", timeout=0.3, retry=ONCE)
+    def on_t(payload: int) -> None: ...
+
+    await mq.produce("t", 1, message_id="A1")
+    await mq.start()
+    assert (await dead(mq, "A1")).kind == "TimeoutError"
+
+
 # -- seen from outside
 
 
@@ -342,3 +426,44 @@ async def test_what_is_recovered_from_a_blocked_worker_timed_out_and_did_not_cra
     first, second = facts.message.history
     assert first.error == "the lease ran out although the worker is connected"
     assert second.error.startswith("TimeoutError: its lease ran out although its worker is connected")
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_a_blocked_worker_whose_connections_are_cut_has_not_vanished(
+    make_queue: MakeQueue, server: EmbeddedServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its loop cannot open others, but the process lives, and its thread keeps the leases."""
+    mq = make_queue(lease=3600, recovery_grace=1.0)
+
+    @mq.handler("other")
+    async def other(payload: int) -> None: ...
+
+    await mq.start()
+    (here,) = await eventually(mq.workers)
+    await mq.produce("t", 1, message_id="A1")
+
+    async def said() -> bytes:
+        registered: dict[Any, Any] = await redis.hgetall(PREFIX + "workers_connections")
+        registered.pop(here.name.encode(), None)
+        return b"".join(registered.values())
+
+    script = BLOCKER.replace("lease=0.4", "lease=3600")
+    command = [sys.executable, "-c", script, server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
+        try:
+            await in_state(mq, "A1", "running", within=30)
+            first = await said()
+
+            async def is_other() -> bool:
+                return await said() not in (b"", first)
+
+            await eventually(is_other)  # the thread stands in
+            for _ in range(2):
+                for id_ in (await said()).split()[1].split(b"+"):
+                    await redis.execute_command("CLIENT", "KILL", "ID", id_)
+                await asyncio.sleep(2.5)
+        finally:
+            worker.kill()
+    assert not events(caplog, "worker.vanished")
+    vanished = partial(events, caplog, "worker.vanished")
+    await eventually(vanished)  # now that the process has ended, by the thread's connection

@@ -45,6 +45,14 @@ from mx_rmq import run_processes
 if __name__ == "__main__":
     sys.exit(run_processes("supervised_app:mq", int(sys.argv[1])))
 """
+IMPATIENT = """
+import sys
+from mx_rmq import events, processes
+processes._MORE = 1.0
+events.listen(lambda event, _: print(event.name, event.pid, flush=True), events.ProcessKilled)
+if __name__ == "__main__":
+    sys.exit(processes.run_processes("supervised_app:mq", int(sys.argv[1])))
+"""
 
 
 class Supervisor:
@@ -64,9 +72,11 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def supervised(server: EmbeddedServer, home: Path, count: int) -> AsyncIterator[Supervisor]:
-    (home / "supervised_app.py").write_text(APP)
-    (home / "main.py").write_text(SUPERVISOR)
+async def supervised(
+    server: EmbeddedServer, home: Path, count: int, *, app: str = APP, main: str = SUPERVISOR
+) -> AsyncIterator[Supervisor]:
+    (home / "supervised_app.py").write_text(app)
+    (home / "main.py").write_text(main)
     path = os.pathsep.join([str(home), *sys.path])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -257,3 +267,19 @@ def test_an_error_tells_what_else_could_be_meant(tmp_path: Path, monkeypatch: py
 def test_a_number_of_processes_that_makes_no_sense_is_refused(count: Any) -> None:
     with pytest.raises(ConfigError, match="processes"):
         run_processes("os:path", count)
+
+
+@ONE_SERVER
+async def test_a_process_that_does_not_stop_is_killed_and_that_is_told(
+    server: EmbeddedServer, mq: RedisMessageQueue, tmp_path: Path
+) -> None:
+    app = APP.replace("stop_grace=15", "stop_grace=0.1, socket_timeout=0.4")
+    async with supervised(server, tmp_path, 1, app=app, main=IMPATIENT) as supervisor:
+        await mq.produce("t", 0.0)
+        running, pid = await supervisor.says()
+        assert running == "running"
+        assert await supervisor.says() == ["finished"]
+        os.kill(int(pid), signal.SIGSTOP)
+        os.kill(supervisor.pid, signal.SIGTERM)
+        assert await supervisor.says() == ["process.killed", pid]
+        assert await supervisor.code() == 1

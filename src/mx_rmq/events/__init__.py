@@ -29,6 +29,7 @@ from mx_rmq.events.loops import (
     HandlerBlocked,
     LoopBlocked,
     LoopHangs,
+    LoopIgnoresStop,
 )
 from mx_rmq.events.messages import (
     MessageCleaned,
@@ -67,6 +68,7 @@ from mx_rmq.events.workers import (
     LifespanFailed,
     ProcessDied,
     ProcessesGivenUp,
+    ProcessKilled,
     RunnerFailed,
     ServiceFailed,
     StopGraceOver,
@@ -100,6 +102,7 @@ __all__ = [
     "Listener",
     "LoopBlocked",
     "LoopHangs",
+    "LoopIgnoresStop",
     "MessageCleaned",
     "MessageCompleted",
     "MessageDead",
@@ -111,6 +114,7 @@ __all__ = [
     "MessagesRecovered",
     "MetricsNotRead",
     "ProcessDied",
+    "ProcessKilled",
     "ProcessesGivenUp",
     "RecoveryByLease",
     "RecoveryWaits",

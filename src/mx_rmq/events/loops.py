@@ -69,3 +69,20 @@ class LoopBlocked(Event, tag="loop.blocked"):
     def at(self) -> str:
         """Where, for the text."""
         return f" ({self.place})" if self.place else ""
+
+
+@listed
+class LoopIgnoresStop(Event, tag="loop.ignores_stop"):
+    """The event loop hung and did not react to SIGTERM or SIGINT; the process ends without it."""
+
+    level = logging.ERROR
+    says = "the event loop did not react to {signal} for {seconds:time}{at}; the process ends"
+    signal: str
+    seconds: float
+    place: str = ""
+    """What it executed: file, line and function."""
+
+    @property
+    def at(self) -> str:
+        """Where, for the text."""
+        return f" ({self.place})" if self.place else ""

@@ -162,6 +162,16 @@ class ProcessDied(Event, tag="process.died"):
 
 
 @listed
+class ProcessKilled(Event, tag="process.killed"):
+    """A process of ``run_processes`` did not stop in time and was killed."""
+
+    level = logging.ERROR
+    says = "process {pid} did not stop within {seconds:time} and was killed; others take its messages over"
+    pid: int
+    seconds: float
+
+
+@listed
 class ProcessesGivenUp(Event, tag="processes.given_up"):
     """The processes of ``run_processes`` died at once, again and again."""
 

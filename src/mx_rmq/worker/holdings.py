@@ -9,6 +9,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mx_rmq.worker.threads import caller
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from mx_rmq.storage.shard import Shard
     from mx_rmq.worker.handlers import Handler
     from mx_rmq.worker.outcome import Verdict
+    from mx_rmq.worker.threads import Call
 
 
 _MOST_LOSSES: Final = 1000
@@ -116,6 +119,8 @@ class Job:
 
     __slots__ = (
         "_batch",
+        "_call",
+        "_left",
         "_lost",
         "_runner",
         "claimed_at",
@@ -173,6 +178,10 @@ class Job:
         """Whether the lease keeper's thread has settled it, because the loop hung."""
         self._runner: asyncio.Task[Any] | None = None
         self._batch: Sequence[Job] = ()
+        self._call: Call | None = None
+        """Its handler's call in a thread."""
+        self._left: float | None = None
+        """The seconds to its deadline when that call returned, until the loop knows of it."""
         self._lost: asyncio.Event | None = None
 
     def begin(self, runner: asyncio.Task[Any] | None, batch: Sequence[Job]) -> None:
@@ -181,6 +190,39 @@ class Job:
         self._batch = batch
         timeout = self.handler.timeout
         self.deadline = inf if timeout is None else self.started_at + timeout
+        if runner is not None and not self.handler.is_async:
+            caller.set(self)
+
+    def entered(self, call: Call) -> None:
+        """Note the call of the handler in a thread; the jobs of a batch share it."""
+        for job in self._batch:
+            job._call = call
+
+    def left(self, at: float) -> None:
+        """Note that the handler has returned in its thread, and stop its clock: the loop may hang."""
+        for job in self._batch:
+            if at < job.deadline:
+                job._left, job.deadline = job.deadline - at, inf
+
+    def resumed(self, at: float) -> None:
+        """Let the clock go on for what comes after the call; the time until the loop knew does not count."""
+        for job in self._batch:
+            job._call = None
+            if job._left is not None and job.deadline == inf:  # else it was extended
+                job.deadline = at + job._left
+            job._left = None
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its handler runs past its deadline; asked by the lease keeper's thread."""
+        if (call := self._call) is None:
+            return self.deadline <= now
+        with call.lock:  # else it could end in time between this answer and what it is asked for
+            return self.deadline <= now
+
+    def end_call(self) -> None:
+        """End the handler's call in a thread, if there is one; any thread may do this."""
+        if (call := self._call) is not None:
+            call.end()
 
     def finish(self, now: float) -> None:
         """Note that the handler has ended, so that its runner is not cancelled any more.

@@ -22,7 +22,7 @@ from mx_rmq.storage.blocking import run_blocking
 from mx_rmq.storage.contract import Settled
 from mx_rmq.worker import outcome
 from mx_rmq.worker.holdings import End
-from mx_rmq.worker.outcome import RETURNED, Run
+from mx_rmq.worker.outcome import RETURNED, Done, Run
 from mx_rmq.worker.presence import REGISTER
 from mx_rmq.worker.settler import announce, name_of, settle
 from mx_rmq.worker.surplus import give_back
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.config import Config
     from mx_rmq.storage.blocking import BlockingConnections
+    from mx_rmq.storage.queries import ClientIdentity
     from mx_rmq.storage.store import Store
     from mx_rmq.worker.holdings import Holdings, Job
     from mx_rmq.worker.hooks import Hooks
@@ -44,6 +45,14 @@ if TYPE_CHECKING:
 
 _TICK = 0.5
 """Seconds between two checks of the loop, and between two attempts while the server is unreachable."""
+
+_stop_graces: dict[LeaseKeeper, float] = {}
+"""The ``stop_grace`` of each worker of this process."""
+
+
+def longest_stop_grace() -> float | None:
+    """The longest ``stop_grace`` of the workers in this process; None if there are none."""
+    return max(list(_stop_graces.values()), default=None)
 
 
 class LeaseKeeper:
@@ -80,6 +89,7 @@ class LeaseKeeper:
 
     def start(self) -> None:
         """Start the thread."""
+        _stop_graces[self] = self._config.stop_grace
         self._thread.start()
 
     def add(self, holdings: Holdings, presence: Presence) -> None:
@@ -126,6 +136,7 @@ class LeaseKeeper:
                     wait = keeper.turn()
             except Exception as error:
                 events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
+        _stop_graces.pop(self, None)
         for keeper in self._keepers.values():
             if keeper.thread is None:
                 keeper.close()
@@ -158,6 +169,8 @@ class _Keeper:
         self._hooks = hooks
         self._presence = presence
         self._present_at = -inf
+        self._present_by: ClientIdentity | None = None
+        """The connections by which others see the worker while the loop hangs."""
         self._queue = config.name
         self._lease = config.lease
         self._patience = config.patience
@@ -178,6 +191,10 @@ class _Keeper:
         """Topics whose leases could not be extended the last time; each is reported once."""
         self._unsettled: dict[Job, float] = {}
         """Jobs that have a verdict, and when this was first seen."""
+        self._refused: set[Job] = set()
+        """Jobs that the server did not let this thread settle."""
+        self._delayed: set[tuple[type[Verdict], str] | None] = set()
+        """What could not be settled the last time, None for anything at all; each is reported once."""
         self._due = monotonic() + self._lease / 3
         self._busy = threading.Lock()
         self.loop_hangs = False
@@ -210,6 +227,10 @@ class _Keeper:
                 self._extend_if_due()
                 if self.loop_hangs:
                     self._stand_in()
+                else:
+                    self._delayed.clear()
+                    self._refused.clear()
+                    self._present_at, self._present_by = -inf, None  # the loop registers others
             except Exception as error:
                 events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
                 self._due = monotonic() + min(self._lease / 3, _TICK)
@@ -301,7 +322,7 @@ class _Keeper:
         for job in list(self._holdings.jobs):
             if job.verdict is not None:
                 since = unsettled[job] = self._unsettled.get(job, now)
-                if job.is_settled or now - since > self._patience:
+                if job.is_settled or job in self._refused or now - since > self._patience:
                     continue
             elif job.deadline <= now or (job.deadline == inf and not without_timeout):
                 continue
@@ -317,22 +338,27 @@ class _Keeper:
         """Judge handlers that run past their deadline: the loop, which would stop them, hangs."""
         now = monotonic()
         for job in list(self._holdings.jobs):
-            if job.deadline > now or job.verdict is not None or job.end not in (None, End.TIMEOUT):
+            if job.verdict is not None or job.end not in (None, End.TIMEOUT) or not job.is_overdue(now):
                 continue
             run = Run(self._holdings.server_time(job.started_at), self._presence.worker, now - job.started_at)
             # Decoded anew, because the handler reads its own copy.
             delivery = job.delivery
             message = decode_message(delivery.body, delivery.id, delivery.topic)
+            if message.remember_for is None:
+                message.remember_for = job.handler.remember
             job.verdict = verdict = outcome.timed_out(message, run, job.handler.retry)
-            tell(job.loop, job.stop, End.TIMEOUT)  # ends the handler if the loop recovers
+            job.end_call()  # in a thread it is ended now
+            tell(job.loop, job.stop, End.TIMEOUT)  # in the loop, if that recovers
             announce(self._queue, delivery, verdict, run.took, job.waited)
 
     def stay_present(self) -> None:
         """Register the worker, which the loop cannot do; others must not take it for vanished."""
-        if (now := monotonic()) - self._present_at >= REGISTER:
+        due = (now := monotonic()) - self._present_at >= REGISTER
+        for _ in range(2):  # again over a new connection if this one was cut
             with suppress(MxRmqError):  # tried again at the next tick
-                run_blocking(self._presence.stay(self._store))
-                self._present_at = now
+                self._present_by = run_blocking(self._presence.stay(self._store, self._present_by, due=due))
+                self._present_at = now if due else self._present_at
+                return
 
     def settle(self, given_back: Iterable[Job]) -> Counter[str]:
         """Settle jobs with a verdict that the loop has not settled; returns how many by kind of verdict.
@@ -341,38 +367,66 @@ class _Keeper:
             given_back: those of them to release, in the order of the claims.
         """
         groups: dict[tuple[type[Verdict], str], list[tuple[Job, Verdict]]] = defaultdict(list)
+        self._refused &= self._holdings.jobs
         for job in dict.fromkeys([*given_back, *self._holdings.jobs]):
             verdict = job.verdict
-            if verdict is not None and not job.is_settled:
+            if verdict is not None and not job.is_settled and job not in self._refused:
                 groups[type(verdict), job.delivery.topic].append((job, verdict))
         done: Counter[str] = Counter()
         for (kind, topic), items in groups.items():
-            for start in reversed(range(0, len(items), BATCH)):
-                some = items[start : start + BATCH]
-                for job, _ in some:
-                    job.is_settling = True
-                try:
-                    # A refused job was settled by the loop just before it hung, or is another worker's now.
-                    statuses = run_blocking(settle(self._store, topic, some))
-                except MxRmqError as error:  # tried again at the next tick; leases last for ``patience``
-                    events.emit(
-                        events.SettleDelayed(
-                            queue=self._queue,
-                            verdict=name_of(kind),
-                            topic=topic,
-                            messages=len(some),
-                            error=str(error),
-                        )
-                    )
-                    return done
-                self._holdings.stood_in = True
-                for job, _ in some:
-                    job.is_settled = True
-                done[name_of(kind)] += len(some)
-                loop = some[0][0].loop
-                tell(loop, self._holdings.forget, [job for job, _ in some])
-                tell(loop, self._hooks.accepted, some, statuses)
-        return done
+            try:
+                for start in reversed(range(0, len(items), BATCH)):
+                    done[name_of(kind)] += self._settle(topic, items[start : start + BATCH])
+            except StoreError as error:  # concerns one topic; the others are settled
+                self._delay(kind, topic, len(items), error)
+            except MxRmqError as error:  # tried again at the next tick; leases last for ``patience``
+                self._delay(kind, topic, len(items), error, everywhere=True)
+                break
+            else:
+                self._delayed -= {(kind, topic), None}
+        return +done
+
+    def _settle(self, topic: str, items: list[tuple[Job, Verdict]]) -> int:
+        """Settle jobs with the same kind of verdict; returns how many the server accepted.
+
+        A refused one was settled by the loop just before it hung, or is another worker's now. The loop knows
+        which, and says so when it recovers. After an attempt whose reply was lost nobody knows.
+        """
+        tried = {job for job, _ in items if job.is_settling}
+        for job, _ in items:
+            job.is_settling = True
+        statuses = run_blocking(settle(self._store, topic, items))
+        self._holdings.stood_in = True
+        over: list[Job] = []
+        accepted: list[tuple[Job, Verdict]] = []
+        for (job, verdict), status in zip(items, statuses, strict=True):
+            if status is Settled.DONE:
+                accepted.append((job, verdict))
+            if status is Settled.DONE or job in tried:
+                job.is_settled = True
+                over.append(job)
+            else:
+                job.is_settling = False
+                self._refused.add(job)
+        loop = items[0][0].loop
+        tell(loop, self._holdings.forget, over)
+        if accepted:
+            tell(loop, self._hooks.accepted, accepted, [Settled.DONE] * len(accepted))
+            _tell_completed(self._queue, accepted)
+        return len(accepted)
+
+    def _delay(
+        self, kind: type[Verdict], topic: str, count: int, error: MxRmqError, *, everywhere: bool = False
+    ) -> None:
+        """Report once that jobs are not settled yet; *everywhere* if that concerns all topics."""
+        what = None if everywhere else (kind, topic)
+        if what not in self._delayed:
+            self._delayed.add(what)
+            events.emit(
+                events.SettleDelayed(
+                    queue=self._queue, verdict=name_of(kind), topic=topic, messages=count, error=str(error)
+                )
+            )
 
     def close(self) -> None:
         """Close the connection."""
@@ -383,6 +437,17 @@ def tell(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *args: ob
     """Have the loop call something, unless the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(what, *args)
+
+
+def _tell_completed(queue: str, items: Iterable[tuple[Job, Verdict]]) -> None:
+    """Emit the events of messages that were completed, if anything listens."""
+    if events.heard(events.MessageCompleted):
+        for job, verdict in items:
+            if isinstance(verdict, Done):
+                topic, id_, took, waited = job.delivery.topic, job.delivery.id, job.took, job.waited
+                events.emit(
+                    events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=took, waited=waited)
+                )
 
 
 def _lose(jobs: list[Job]) -> None:

@@ -140,14 +140,39 @@ class Presence:
             return True
         return self._loop.time() - self._said_at >= self._every() * (_EARLY if early else 1.0)
 
-    async def stay(self, store: Store) -> None:
+    async def stay(self, store: Store, before: ClientIdentity | None, *, due: bool) -> ClientIdentity | None:
         """Register this worker over another connection; the lease keeper's thread does so if the loop hangs.
 
-        Otherwise the worker would count as gone though its process lives, and its messages as crashed.
+        Otherwise the worker would count as gone though its process lives, and its messages as crashed. If the
+        loop's connections are cut, it cannot open others, so the thread's connection is registered too.
+
+        Args:
+            store: over the thread's connection.
+            before: what this returned the last time.
+            due: whether to register though the connection is the same.
+
+        Returns the connections by which others see it now, None if they do not.
         """
-        await store.register_worker(
-            self.worker, self._composed(), connection=_text(self._identity()), silence=self._silence
-        )
+        own, client = self._own, None
+        if own is not None:
+            try:
+                id_ = await store.commands.execute_command("CLIENT", "ID")
+                server = (await Queries(store).info("server")).get("run_id", "")
+                if id_ != await store.commands.execute_command("CLIENT", "ID"):  # two connections answered
+                    return before
+            except ResponseError:  # a right was taken away; the leases decide until the loop recovers
+                pass
+            else:
+                client = ClientIdentity(id_, server, own.id if own.server == server else 0)
+        if due or client != before:
+            await store.register_worker(
+                self.worker, self._composed(), connection=_text(client), silence=self._silence
+            )
+            self._said = None  # the loop registers its own connections again as soon as it can
+            # Until then only one of them shows the loop that others see this worker.
+            seen = self._holdings.registered if client is not None and client.parked else None
+            self._holdings.registered = None if seen is None else seen._replace(parked=0)
+        return client
 
     async def leave(self) -> None:
         """Remove this worker's registration."""

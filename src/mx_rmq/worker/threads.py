@@ -7,7 +7,8 @@ import contextvars
 import ctypes
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mx_rmq.worker import fork
 
@@ -15,6 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Outcome = tuple[Any, BaseException | None]
+
+
+class Caller(Protocol):
+    """What a function is called for; told where the call is, also while the loop hangs."""
+
+    def entered(self, call: Call) -> None:
+        """The call is about to be made; runs in the loop's thread."""
+
+    def left(self, at: float) -> None:
+        """The function has ended by itself; runs in its thread, under the lock of the call."""
+
+    def resumed(self, at: float) -> None:
+        """The loop knows of the end now; runs in the loop's thread."""
+
+
+caller: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("mx_rmq_caller", default=None)
+"""For what a task calls functions; a task that it starts inherits this."""
 
 
 class Ended(BaseException):
@@ -49,7 +67,7 @@ class Threads:
             else:
                 self._idle.append(thread)
 
-        call = _Call(function, arguments, lambda result: loop.call_soon_threadsafe(left, result))
+        call = Call(function, arguments, lambda result: loop.call_soon_threadsafe(left, result), caller.get())
         thread.begin(call)
         try:
             await asyncio.wait([outcome])
@@ -57,7 +75,11 @@ class Threads:
             call.end()
             await asyncio.wait([outcome], timeout=self._patience)
             raise
+        finally:
+            call.resume()
         value, error = outcome.result()
+        if isinstance(error, Ended):  # by the lease keeper's thread, while the loop hung
+            raise asyncio.CancelledError from error
         if error is not None:
             raise error
         return value
@@ -74,10 +96,10 @@ class _Thread:
     """A thread that makes one call after the other; a daemon, so that it does not keep the program alive."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="mx-rmq-handler", daemon=True).start()
 
-    def begin(self, call: _Call) -> None:
+    def begin(self, call: Call) -> None:
         self._calls.put(call)
 
     def end(self) -> None:
@@ -96,19 +118,26 @@ class _Thread:
             del call, result
 
 
-class _Call:
+class Call:
     """One call in a thread that can be ended from outside while, and only while, it runs."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], report: Callable[[Outcome], Any]
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        report: Callable[[Outcome], Any],
+        caller: Caller | None = None,
     ) -> None:
         self._function = function
         self._arguments = arguments
         self.report = report
+        self._caller = caller
         self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._thread: int | None = None
         self._ended = False
+        if caller is not None:
+            caller.entered(self)
 
     def outcome(self) -> Outcome:
         """What the function returns or raises; no ``Ended`` is left to be raised in the thread later."""
@@ -122,23 +151,32 @@ class _Call:
             return None, error
 
     def end(self) -> None:
-        """Raise ``Ended`` in the function as soon as it executes Python again."""
-        with self._lock:
-            self._ended = True
-            if self._thread is not None:
+        """Raise ``Ended`` in the function, once, as soon as it executes Python again; from any thread."""
+        with self.lock:
+            if self._thread is not None and not self._ended:
                 _raise_in(self._thread, Ended)
+            self._ended = True
+
+    def resume(self) -> None:
+        """Tell the caller that the loop goes on with it; how the function ends is not told any more."""
+        with self.lock:
+            told, self._caller = self._caller, None
+        if told is not None:
+            told.resumed(monotonic())
 
     def _enter(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._ended:
                 raise Ended
             self._thread = threading.get_ident()
 
     def _leave(self) -> None:
-        with self._lock:
+        with self.lock:
             self._thread = None
             if self._ended:  # Ended may still be pending, and would be raised in the next call
                 _raise_in(threading.get_ident(), None)
+            elif self._caller is not None:
+                self._caller.left(monotonic())
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
