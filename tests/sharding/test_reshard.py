@@ -288,6 +288,50 @@ async def test_a_reshard_ends_no_generation_that_another_has_begun_since(
     assert await redis.get("mx-rmq:{q}:layout") == b"0:2 1:3 2:4"
 
 
+async def test_a_reshard_that_stood_still_opens_no_shard_that_the_next_one_has_sealed(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that knows the layout of the first would store a message there, and the second delete it."""
+    slow, quick, producer = make_queue(shards=2), make_queue(), make_queue()
+    await slow.open()
+    await quick.open()
+    copy, stands, goes_on = resharding._copy, asyncio.Event(), asyncio.Event()
+
+    async def wait(shards: Any, layout: Any) -> None:
+        await copy(shards, layout)
+        if shards is slow._lifecycle.shards:
+            stands.set()
+            await goes_on.wait()
+
+    monkeypatch.setattr(resharding, "_copy", wait)
+    first = asyncio.create_task(slow.reshard(5))
+    await stands.wait()
+    await producer.open()
+    await producer._lifecycle.shards.look()
+    assert str(producer._lifecycle.shards.layout) == "0:2 1:5"
+    second = asyncio.create_task(quick.reshard(3))
+
+    async def is_last() -> bool:
+        return await redis.get("mx-rmq:{q}:layout") == b"2:3"
+
+    await eventually(is_last)
+    goes_on.set()
+    await asyncio.sleep(0.1)
+    id_ = await producer.produce("t", 1)
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert (await quick.find(id_)).state == "pending"
+
+
+async def test_a_shard_that_has_a_message_is_not_cleared(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    id_ = await mq.produce("t", 1)
+    home = mq._lifecycle.shards.home(id_)
+    assert not await resharding._clear(home, is_base=False)
+    assert (await mq.find(id_)).state == "pending"
+    assert await mq.cancel(id_)
+    assert await resharding._clear(home, is_base=False)
+
+
 async def test_a_queue_that_was_resharded_and_deleted_can_be_made_again(make_queue: MakeQueue) -> None:
     """The seals of its first life are left; nobody knows how many shards it had then."""
     mq = make_queue(shards=2)

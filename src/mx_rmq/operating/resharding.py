@@ -15,7 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.checks import check_whole, is_label
-from mx_rmq.errors import ConfigError, NotDurable, ServerUnavailable
+from mx_rmq.errors import ConfigError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.limits import BATCH, MOST_SHARDS
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from mx_rmq.operating.messages import read_message
@@ -165,8 +165,6 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
     check_whole("shards", number, 1, MOST_SHARDS)
     await _begin(shards, number)
     begun = shards.layout.current.number
-    # A queue of this name that was deleted may have left its seals; dead messages are moved there soon.
-    await ask_known(shards.current, lambda shard: unseal(shard.operating))
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 
@@ -216,6 +214,9 @@ async def _begin(shards: Shards, number: int) -> None:
             return
         layout, before = shards.layout.grown(number), shards.current
         coming = shards.of(layout.current)
+        # A queue of this name that was deleted may have left its seals. Once a layout names the shards, a
+        # seal may be that of the next reshard.
+        await ask_all(coming, lambda shard: unseal(shard.operating))
         paused = await _carry_pauses(before, coming)
         if await _set_layout(shards, text, layout):
             shards.use(layout)
@@ -350,11 +351,14 @@ async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> None
     await _copy(shards, layout)
     await asyncio.sleep(_GRACE)
 
-    async def clear(shard: Shard) -> None:
+    async def clear(shard: Shard) -> bool:
         # The layout does not name the shard any more, so no later reshard would delete what is left of it.
-        await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
+        return await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
 
-    await ask_all(older, clear)
+    cleared = await ask_all(older, clear)
+    kept = [shard.name or "-" for shard, done in zip(older, cleared, strict=True) if not done]
+    if kept:
+        raise StoreError(f"shards have got messages since they were found empty: {', '.join(kept)}")
 
 
 async def _carry_done(shards: Shards, old: Shard) -> None:
@@ -372,9 +376,14 @@ async def _carry(done: Sequence[tuple[str, int]], shard: Shard) -> None:
     await shard.operating.carry(done)
 
 
-async def _clear(shard: Shard, *, is_base: bool) -> None:
-    """Delete the small keys of a shard that is done; its seal stays, for programs that know no better."""
+async def _clear(shard: Shard, *, is_base: bool) -> bool:
+    """Delete the small keys of a shard that is done; its seal stays, for programs that know no better.
+
+    Returns False, and deletes nothing, if the shard has a message all the same.
+    """
     await shard.operating.seal()
+    if not (await shard.operating.left()).nothing:
+        return False
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
     kept = _SEALED | _OF_QUEUE if is_base else _SEALED
@@ -386,6 +395,7 @@ async def _clear(shard: Shard, *, is_base: bool) -> None:
     done = keys.of_queue("done")
     while ids := await command("ZRANGE", done, "-inf", "(inf", "BYSCORE", "LIMIT", 0, BATCH):
         await command("ZREM", done, *ids)
+    return True
 
 
 def _text(stored: bytes) -> str:
