@@ -565,6 +565,29 @@ async def test_a_paused_topic_stays_paused_on_the_new_shards(make_queue: MakeQue
     assert [await Queries(shard.store).paused_topics() for shard in mq._lifecycle.shards] == [{"u"}] * 3
 
 
+async def test_a_reshard_that_failed_leaves_no_pause_behind(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was resumed before the second try, on the shards that the layout had then."""
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.start()
+    await mq.pause("t")
+    await mq.produce_many("t", range(10))
+    with monkeypatch.context() as away:
+
+        async def set_layout(*_: Any) -> bool:
+            raise ServerUnavailable("the server of the layout is away")
+
+        away.setattr(resharding, "_set_layout", set_layout)
+        with pytest.raises(ServerUnavailable, match="of the layout is away"):
+            await mq.reshard(3)
+    await mq.resume("t")
+    await mq.reshard(3)
+    await mq.produce_many("t", range(10, 20))
+    await eventually(lambda: len(done) == 20)
+
+
 async def test_what_operators_did_is_known_after_a_reshard(make_queue: MakeQueue, redis: Redis) -> None:
     mq = make_queue()
     await mq.open()

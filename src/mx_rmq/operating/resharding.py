@@ -240,22 +240,25 @@ async def _set_layout(shards: Shards, known: str, layout: Layout) -> bool:
 
 
 async def _carry_pauses(
-    before: Sequence[Shard], coming: Sequence[Shard], carried: Set[str] = frozenset()
+    before: Sequence[Shard], coming: Sequence[Shard], carried: Set[str] | None = None
 ) -> Set[str]:
-    """Pause on new shards what is paused on those before them; returns the topics.
+    """Pause on new shards what is paused on those before them, and resume what is not; returns the topics.
 
     Args:
         before: shards of the generation before.
         coming: shards of the new one.
-        carried: what was paused there by an earlier call; it goes on if it is no longer paused.
+        carried: what an earlier call has paused there. By default it is asked, since a reshard that failed
+            may have paused topics that were resumed since. Once the layout names the shards, operators pause
+            topics there too, and only what was carried may be resumed.
     """
     found, _ = await ask_those_there(before, lambda shard: Queries(shard.operating).paused_topics())
     paused = set[str]().union(*found)
 
     async def carry(shard: Shard) -> None:
-        for topic in paused - carried:
+        there = await Queries(shard.operating).paused_topics() if carried is None else carried
+        for topic in paused - there:
             await shard.operating.pause(topic)
-        for topic in carried - paused:
+        for topic in there - paused:
             await shard.operating.resume(topic)
 
     if paused != carried:
