@@ -322,6 +322,73 @@ async def test_a_reshard_that_stood_still_opens_no_shard_that_the_next_one_has_s
     assert (await quick.find(id_)).state == "pending"
 
 
+async def test_a_reshard_says_that_another_has_overtaken_it(make_queue: MakeQueue) -> None:
+    """Or its program would believe that the queue has the number of shards that it asked for."""
+    mq, other = make_queue(shards=2), make_queue()
+    await other.open()
+    id_ = await mq.produce("t", 1, delay=60)
+    begun, later = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    second = asyncio.create_task(other.reshard(3, progress=lambda _: later.set()))
+    await later.wait()
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await asyncio.wait_for(first, 10)
+    assert await other.cancel(id_)
+    await second
+
+
+async def test_a_reshard_that_another_has_overtaken_and_ended_says_so(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq, other = make_queue(shards=2), make_queue()
+    await mq.open()
+    await other.open()
+    copy = resharding._copy
+
+    async def overtaken(shards: Any, layout: Any) -> None:
+        await copy(shards, layout)
+        monkeypatch.setattr(resharding, "_copy", copy)
+        await other.reshard(3)
+        await shards.look()
+
+    monkeypatch.setattr(resharding, "_copy", overtaken)
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await mq.reshard(5)
+
+
+async def test_a_reshard_whose_new_shards_take_no_dead_message_says_why(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has sealed them."""
+    mq, other = make_queue(shards=2), make_queue()
+    done = working(mq)
+    await mq.produce("t", "bad", message_id="A1")
+    await mq.produce("t", 1, delay=60)
+    await mq.start()
+    await dead(mq, "A1")
+    await mq.stop()
+    assert done["bad"] == 1
+    await other.open()
+    put, going = resharding._put, list[asyncio.Task[None]]()
+
+    async def overtaken(home: Any, rows: Any) -> None:
+        monkeypatch.setattr(resharding, "_put", put)
+        later = asyncio.Event()
+        going.append(asyncio.create_task(other.reshard(3, progress=lambda _: later.set())))
+        await later.wait()
+        await put(home, rows)
+
+    monkeypatch.setattr(resharding, "_put", overtaken)
+    again = make_queue()
+    await again.open()
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await again.reshard(5)
+    assert await other.dlq.count() == 1
+    going[0].cancel()
+    await asyncio.wait(going)
+
+
 async def test_a_shard_that_has_a_message_is_not_cleared(make_queue: MakeQueue) -> None:
     mq = make_queue(shards=2)
     id_ = await mq.produce("t", 1)

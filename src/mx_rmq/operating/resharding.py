@@ -24,6 +24,7 @@ from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import GrowingWait, resend
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout, unseal
@@ -163,8 +164,7 @@ async def list_shards(shards: Shards) -> ShardList:
 async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], None] | None = None) -> None:
     """Spread a queue over another number of shards; see ``RedisMessageQueue.reshard``."""
     check_whole("shards", number, 1, MOST_SHARDS)
-    await _begin(shards, number)
-    begun = shards.layout.current.number
+    begun = await _begin(shards, number)
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 
@@ -177,7 +177,12 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
 
     while shards.older:
         known, older = shards.layout, [shard for some in shards.older for shard in some]
-        left, away = await ask_known(older, look)
+        try:
+            left, away = await ask_known(older, look)
+        except Sealed:  # a new shard refused a dead message
+            await shards.look()
+            _refuse_overtaken(shards, begun)
+            raise
         now = Resharding(
             number,
             sum(each.active for each in left),
@@ -198,11 +203,22 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         await asyncio.sleep(waits.next())
         await shards.now()  # another program may have gone on with it, or have begun the next
         if shards.layout.current.number < begun:  # a replica took over that had not heard of the layout
-            await _begin(shards, number)
+            begun = await _begin(shards, number)
+        _refuse_overtaken(shards, begun)
+    _refuse_overtaken(shards, begun)
 
 
-async def _begin(shards: Shards, number: int) -> None:
-    """Add a generation, unless the current one has the number already."""
+def _refuse_overtaken(shards: Shards, begun: int) -> None:
+    """Raise if another program has begun a further generation."""
+    current = shards.layout.current
+    if current.number > begun:
+        raise ConfigError(
+            f"another program reshards the queue to {current.shards} shards; call reshard again to go back"
+        )
+
+
+async def _begin(shards: Shards, number: int) -> int:
+    """Add a generation, unless the current one has the number already; returns which generation has it."""
     store = shards.base.operating
     while True:
         text = await Queries(store).layout()
@@ -211,7 +227,7 @@ async def _begin(shards: Shards, number: int) -> None:
         else:
             await shards.look()
         if shards.layout.current.shards == number:
-            return
+            return shards.layout.current.number
         layout, before = shards.layout.grown(number), shards.current
         coming = shards.of(layout.current)
         # A queue of this name that was deleted may have left its seals. Once a layout names the shards, a
@@ -223,7 +239,7 @@ async def _begin(shards: Shards, number: int) -> None:
             # What is paused from now on is paused on the new shards too: ``pause`` reads the layout last.
             await _carry_pauses(before, coming, paused)
             await _copy(shards, layout)
-            return
+            return layout.current.number
 
 
 async def _set_layout(shards: Shards, known: str, layout: Layout) -> bool:
