@@ -90,6 +90,62 @@ async def test_nothing_stays_of_an_older_generation_but_the_seals(
     assert (await mq.counts()).topics["t"].produced == 3
 
 
+async def test_a_reshard_that_ends_early_leaves_nothing_of_the_older_shards(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted while workers learn that the older shards are gone; the second call cannot know."""
+    monkeypatch.setattr(resharding, "_GRACE", 60)
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.start()
+    for n in range(20):
+        await mq.produce("t", n, message_id=f"A{n}", dedup_for=3600)
+    await eventually(lambda: len(done) == 20)
+    going = asyncio.create_task(mq.reshard(3))
+
+    async def is_last() -> bool:
+        return await redis.get("mx-rmq:{q}:layout") == b"1:3"
+
+    await eventually(is_last)
+    going.cancel()
+    await asyncio.wait([going])
+    await mq.reshard(3)
+
+    async def is_clear() -> bool:
+        keys = await command(redis, "KEYS", "mx-rmq:{q:[01]}:*")
+        return not [key for key in keys if b"=" not in key and not key.endswith((b":done", b":layout"))]
+
+    await eventually(is_clear, 5)
+    assert await redis.zrange("mx-rmq:{q:0}:done", 0, -1) == [b"=sealed"]
+    assert (await mq.produce("t", 0, message_id="A3")).stored is Stored.DONE
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+async def test_a_message_that_comes_to_an_older_shard_at_the_last_moment_is_served(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    """From a producer that took the seal for an old one; before or after the shard was cleared."""
+    mq, late = make_queue(shards=2), make_queue(shards=2)
+    done = working(mq)
+    await late.open()
+    clear = resharding._clear
+
+    async def and_then(shard: Any, **options: Any) -> bool:
+        if options.get("served", False) is not cleared:
+            monkeypatch.setattr(resharding, "_clear", clear)
+            await redis.zrem("mx-rmq:{q:0}:done", "=sealed")
+            await late.produce(
+                "t", 1, message_id=next(f"A{n}" for n in range(9) if not shard_number(f"A{n}", 2))
+            )
+        return await clear(shard, **options)
+
+    monkeypatch.setattr(resharding, "_clear", and_then)
+    await mq.start()
+    await mq.reshard(3)
+    await eventually(lambda: done[1] == 1, 3)
+    assert [shard.generation for shard in await mq.shards()] == [1] * 3
+
+
 async def test_dead_messages_are_moved_with_their_deaths(make_queue: MakeQueue) -> None:
     mq = make_queue(shards=2)
     done = working(mq)

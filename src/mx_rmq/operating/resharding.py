@@ -15,7 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.checks import check_whole, is_label
-from mx_rmq.errors import ConfigError, NotDurable, ServerUnavailable, StoreError
+from mx_rmq.errors import ConfigError, NotDurable, ServerUnavailable
 from mx_rmq.limits import BATCH, MOST_SHARDS
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from mx_rmq.operating.messages import read_message
@@ -45,11 +45,16 @@ _AT_ONCE: Final = 250
 _LOOKS: Final = (0.05, 1.0)
 """Seconds between two looks at what is left, at first and at most."""
 _GRACE: Final = 2.0
-"""Seconds in which workers learn that a generation is gone, before its last keys are deleted."""
+"""Seconds in which workers learn that a generation is gone, before what they left there is deleted."""
 _PATIENCE: Final = 30.0
 """Seconds for which a shard that is away is tried when its last keys are deleted."""
+_CHANGED: Final = "another program reshards the queue; call reshard again to go on"
 _SEALED: Final = {"done"}
 """What stays of a tag that is no shard any more: its seal."""
+_MESSAGES: Final = {"payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload"}
+"""What has messages: an empty shard has none of these keys, and those of another must stay."""
+_OF_WORKERS: Final = {"workers", "workers_seen", "workers_connections", "observer", "scheduler"}
+"""What workers write as long as they serve a shard."""
 _OF_QUEUE: Final = {"layout", "tails", "trail"}
 """What belongs to the whole queue, at its own tag."""
 
@@ -194,8 +199,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         )
         if progress is not None:
             progress(now)
-        if not away and all(each.nothing for each in left):
-            await _finish(shards, known, older)
+        if not away and all(each.nothing for each in left) and await _finish(shards, known, older):
             break
         if now.left != before:
             waits.reset()
@@ -350,34 +354,46 @@ def _restore(row: DeadRow) -> Restore:
     return Restore(id_, topic or "unknown", row.died_at, row.body or b"-", row.error)
 
 
-async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> None:
-    """Carry over which ids stay taken, and remove the older generations from the layout.
+async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> bool:
+    """Carry over which ids stay taken, clear the older generations, and remove them from the layout.
+
+    They are cleared while the layout names them, so that a reshard that is interrupted finds them again.
 
     Args:
         shards: of the queue.
         known: the layout by which the older shards were found empty; there may be another one since.
         older: these shards.
 
+    Returns:
+        False if one of them has got a message since; they are in the layout then.
+
     Raises:
         ConfigError: another program has changed the layout.
     """
     for shard in older:
         await _carry_done(shards, shard)
+    # After the ids are carried: the next reshard may have carried those of the current shards before.
+    if await Queries(shards.base.operating).layout() != str(known):
+        raise ConfigError(_CHANGED)
+
+    async def clear(shard: Shard, *, served: bool) -> bool:
+        call = partial(_clear, shard, is_base=shard is shards.base, served=served)
+        return await resend(call, patience=_PATIENCE)
+
+    if not all(await ask_all(older, partial(clear, served=True))):
+        return False
     layout = type(known)((known.current,))
     if not await _set_layout(shards, str(known), layout):
-        raise ConfigError("another program reshards the queue; call reshard again to go on")
+        raise ConfigError(_CHANGED)
     shards.use(layout)
     await _copy(shards, layout)
     await asyncio.sleep(_GRACE)
-
-    async def clear(shard: Shard) -> bool:
-        # The layout does not name the shard any more, so no later reshard would delete what is left of it.
-        return await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
-
-    cleared = await ask_all(older, clear)
-    kept = [shard.name or "-" for shard, done in zip(older, cleared, strict=True) if not done]
-    if kept:
-        raise StoreError(f"shards have got messages since they were found empty: {', '.join(kept)}")
+    if all(await ask_all(older, partial(clear, served=False))):
+        return True
+    if not await _set_layout(shards, str(layout), known):
+        raise ConfigError(_CHANGED)
+    shards.use(known)
+    return False
 
 
 async def _carry_done(shards: Shards, old: Shard) -> None:
@@ -395,17 +411,23 @@ async def _carry(done: Sequence[tuple[str, int]], shard: Shard) -> None:
     await shard.operating.carry(done)
 
 
-async def _clear(shard: Shard, *, is_base: bool) -> bool:
+async def _clear(shard: Shard, *, is_base: bool, served: bool = True) -> bool:
     """Delete the small keys of a shard that is done; its seal stays, for programs that know no better.
 
-    Returns False, and deletes nothing, if the shard has a message all the same.
+    Args:
+        shard: sealed and empty.
+        is_base: whether it is the queue's own tag.
+        served: whether workers are registered there; they remove what they have there when they leave.
+
+    Returns:
+        False if the shard has got a message; nothing is deleted then.
     """
     await shard.operating.seal()
     if not (await shard.operating.left()).nothing:
         return False
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
-    kept = _SEALED | _OF_QUEUE if is_base else _SEALED
+    kept = _SEALED | _MESSAGES | (_OF_QUEUE if is_base else set()) | (_OF_WORKERS if served else set())
     names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in kept]
     names += [keys.of_topic(topic, part) for topic in topics for part in TOPIC_PARTS]
     for start in range(0, len(names), BATCH):
