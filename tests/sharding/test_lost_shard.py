@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -355,3 +358,37 @@ async def test_an_older_shard_that_is_away_is_named(split: Split, proxy: Proxy, 
     for produce in (mq.produce, lambda *args, **options: asyncio.to_thread(sync.produce, *args, **options)):
         with pytest.raises(ServerUnavailable, match=f"shard {AWAY} at .*gave up"):
             await produce("t", 1, message_id=key_of(LOST))
+
+
+async def test_a_blocking_producer_does_not_wait_for_a_silent_server_of_the_layout(
+    split: Split, make_queue: MakeQueue, proxy: Proxy
+) -> None:
+    """While older generations drain it looks for their end; one message waits for that, and no other."""
+    mq = make_queue(shards=2)
+    await mq.produce("t", 0, delay=3600)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    sync: Any = blocking(split(shards=None, socket_timeout=0.5), proxy, "")
+    await asyncio.to_thread(sync.produce, "t", 0)
+    assert len(sync._older) == 1
+    proxy.freeze()
+    sync._read_at = -inf
+
+    def took() -> float:
+        began = monotonic()
+        sync.produce("t", 1)
+        return monotonic() - began
+
+    with ThreadPoolExecutor(4) as threads:
+        loop = asyncio.get_running_loop()
+        waited = await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))
+        assert [each for each in sorted(waited) if each > 0.4] == [max(waited)]
+        sync._read_at -= 1.0  # as after a second
+        assert max(await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))) < 0.4
+    proxy.thaw()
+    sync._read_at = -inf
+    await asyncio.to_thread(sync.produce, "t", 2)
+    assert sync._read_at > -inf

@@ -82,7 +82,9 @@ class SyncProducer:
         """Older shards that are sealed, and shards on which a topic is held; see ``Placing.before``."""
         self._base: _SyncShard | None = None
         self._read_at = -inf
-        """When the layout was last read."""
+        """When the layout was last read; later than that if it could not be read."""
+        self._looking = 0
+        """The process that reads the layout; one that is forked meanwhile does not."""
         self._calls = Calls(config)
         self._names: list[str] = []
         """Producer names that have no call under way."""
@@ -348,14 +350,31 @@ class SyncProducer:
             return checked_number(self._config.name, latest, wanted), False
 
     def _look_again(self) -> None:
-        """Read the layout while there are older generations, at most once a second: they end."""
-        with self._address.lock:
-            if not self._older or self._base is None or monotonic() - self._read_at < FRESH:
+        """Read the layout while there are older generations, at most once a second: they end.
+
+        One thread looks. The others go on by the layout that is known: it is right, if not the newest.
+        """
+        lock, pid = self._address.lock, os.getpid()
+        if monotonic() - self._read_at < FRESH or not lock.acquire(blocking=False):
+            return
+        try:
+            base, known = self._base, self._shards
+            if base is None or monotonic() - self._read_at < FRESH or self._looking == pid:
                 return
-            self._read_at = monotonic()
-            with suppress(MxRmqError):  # the last one known is right, if not the newest
-                text = run_blocking(Queries(self._base.store).layout())
-                if (layout := Layout.parse(text)) is not None:
+            self._looking = pid
+        finally:
+            lock.release()
+        began, layout = monotonic(), None
+        try:
+            with suppress(MxRmqError):
+                layout = Layout.parse(run_blocking(Queries(base.store).layout()))
+        finally:
+            with lock:
+                self._looking = 0
+                now = monotonic()
+                # Of a producer that waits for a server in vain, a tenth of the time is lost by that.
+                self._read_at = now if layout is not None else now + 9 * (now - began)
+                if layout is not None and self._base is base and self._shards is known:
                     self._use(layout)
 
     def _relearn(self, sealed: list[_SyncShard]) -> None:
