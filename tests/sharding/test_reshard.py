@@ -305,6 +305,29 @@ async def test_a_topic_that_was_held_on_the_oldest_shards_is_let_go(make_queue: 
     await eventually(lambda: len(done) == 22)
 
 
+async def test_held_topics_are_looked_for_as_often_as_there_is_need(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Every worker looks at every shard, so that many of them would look very often."""
+    mq = make_queue(shards=2)
+    await mq.produce("t", 1, key="k")
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    looks = holds.Holds(mq._lifecycle.shards)
+    assert await looks.step() == 2.0
+    await mq.produce("t", 2, key="k")
+    assert await looks.step() == 0.25
+    for workers, seconds in ((64, 4.0), (1000, 5.0)):
+        await redis.zadd("mx-rmq:{q:1.0}:workers_seen", {f"w{n}": n for n in range(workers)})
+        assert await looks.step() == seconds
+    assert await Queries(mq._lifecycle.shards.home("k").store).held() == {"t"}
+    looks.alarm.ring()
+    await asyncio.wait_for(looks.wait(60), 1)
+
+
 async def test_a_producer_holds_no_topic_on_an_older_shard(make_queue: MakeQueue) -> None:
     mq, late = make_queue(shards=2), make_queue(shards=2)
     await late.open()
