@@ -126,6 +126,24 @@ async def test_a_program_starts_while_the_server_of_the_layout_is_away(
         await split(behind=("", AWAY), shards=SHARDS + 1, patience=0.1).open()
 
 
+@pytest.mark.parametrize("number", [None, SHARDS])
+async def test_a_program_starts_after_a_reshard_while_the_server_of_the_layout_is_away(
+    split: Split, make_queue: MakeQueue, proxy: Proxy, number: int | None
+) -> None:
+    """Copies of the layout are where every program looks, also one that names no number."""
+    first = make_queue(shards=SHARDS + 1)
+    await first.open()
+    await first.reshard(SHARDS)
+    proxy.away()
+    for check in ("off", "warn"):
+        mq = split(behind=("",), shards=number, server_check=check)
+        await mq.open()
+        assert (await mq.counts()).pending == 0
+        assert str(mq._lifecycle.shards.layout) == f"1:{SHARDS}"
+    assert blocking(split(shards=SHARDS), proxy, "").produce("t", 1)
+    assert (await mq.counts()).pending == 1
+
+
 @pytest.mark.parametrize("how", ["away", "silent"])
 async def test_claims_delays_and_recovery_of_the_others_go_on(split: Split, proxy: Proxy, how: str) -> None:
     done: list[int] = []

@@ -27,7 +27,7 @@ from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import GrowingWait, resend
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout, unseal
+from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, copy_layout, parsed_layout, unseal
 from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         if shards.layout.current.number < begun:  # a replica took over that had not heard of the layout
             begun = await _begin(shards, number)
         _refuse_overtaken(shards, begun)
+    await shards.now()
     _refuse_overtaken(shards, begun)
 
 
@@ -287,15 +288,10 @@ async def _carry_pauses(
 
 
 async def _copy(shards: Shards, layout: Layout) -> None:
-    """Note the layout on the older shards too, where programs look that cannot reach the queue's own tag."""
-
-    async def copy(shard: Shard) -> None:
-        if shard is not shards.base:
-            known = await Queries(shard.operating).layout()
-            await shard.operating.set_layout(known, str(layout))
-
-    older = [shard for some in shards.generations for shard in some]
-    await asyncio.gather(*map(copy, older), return_exceptions=True)  # no message needs them
+    """Note the layout elsewhere too, where programs look that cannot reach the queue's own tag."""
+    places = [*shards.copies, *(shard for shard in shards if shard is not shards.base)]
+    copies = (copy_layout(shard.operating, layout) for shard in places)
+    await asyncio.gather(*copies, return_exceptions=True)  # no message needs them
 
 
 async def _move_dead(shards: Shards, old: Shard) -> int:

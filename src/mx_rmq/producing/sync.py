@@ -12,6 +12,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.events import MessagesProduced, heard
@@ -26,14 +28,23 @@ from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
-from mx_rmq.storage.layout import ONE, Layout
+from mx_rmq.storage.layout import COPIES, ONE, Layout
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout, unseal
+from mx_rmq.storage.shards import (
+    FRESH,
+    NO_COPY,
+    checked_number,
+    copy_layout,
+    latest_layout,
+    settled_layout,
+    unseal,
+    write_again,
+)
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
@@ -329,25 +340,42 @@ class SyncProducer:
             failed=partial(base.failed, patience=self._config.patience),
         )
         if is_new and wanted > 1:
-            for name in layout.current.names:
+            for name in (*layout.current.names, *COPIES):
                 # No message needs the copies.
                 with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
                     run_blocking(unseal(shard.store))
-                    run_blocking(shard.store.set_layout("", str(layout)))
+                    run_blocking(copy_layout(shard.store, layout))
         return layout
 
     def _settled(self, base: _SyncShard, wanted: int) -> tuple[Layout, bool]:
         """Do what ``Shards.settle`` does; returns also whether the layout was written now."""
+
+        async def find_again() -> Layout | None:
+            return self._found_again(base, wanted)
+
         try:
-            return run_blocking(settled_layout(base.store, wanted))
+            return run_blocking(settled_layout(base.store, wanted, find_again))
         except ServerUnavailable:
-            texts = []
-            for name in Layout.first(wanted).current.names if wanted > 1 else ():
-                with suppress(ServerUnavailable), closing(self._new_shard(name)) as shard:
-                    texts.append(run_blocking(Queries(shard.store).layout()))
-            if (latest := latest_layout(texts)) is None:
+            names = Layout.first(wanted).current.names if wanted > 1 else ()
+            if (latest := latest_layout(self._read_copies(*COPIES, *names))) is None:
                 raise
             return checked_number(self._config.name, latest, wanted), False
+
+    def _read_copies(self, *names: str) -> list[str]:
+        """What those copies of the layout say that can be read."""
+        texts = []
+        for name in names:
+            with suppress(ServerUnavailable, ResponseError), closing(self._new_shard(name)) as shard:
+                texts.append(run_blocking(Queries(shard.store).layout()))
+        return texts
+
+    def _found_again(self, base: _SyncShard, wanted: int = 1) -> Layout | None:
+        """The layout by its copies, written again where it was lost; None if there is no copy."""
+        texts = self._read_copies(*COPIES)
+        if not texts and wanted > 1:
+            raise ServerUnavailable(NO_COPY)
+        latest = latest_layout(texts)
+        return None if latest is None else run_blocking(write_again(base.store, latest))
 
     def _look_again(self) -> None:
         """Read the layout while there are older generations, at most once a second: they end.
@@ -389,7 +417,7 @@ class SyncProducer:
                 within=self._config.socket_timeout,
                 failed=partial(base.failed, patience=self._config.patience),
             )
-            layout = Layout.parse(text)
+            layout = Layout.parse(text) if text else self._found_again(base)
             if layout is None or "" in layout.current.names:
                 raise StoreError(
                     f"queue {self._config.name!r} has several shards, but its layout is {text!r}; write it "
