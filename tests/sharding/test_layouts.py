@@ -174,6 +174,7 @@ async def test_a_worker_serves_its_shards_though_the_layout_is_lost(
 
 
 @pytest.mark.parametrize("number", [None, 3])
+@pytest.mark.usefixtures("spread")
 async def test_a_program_finds_a_layout_that_is_lost(
     make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch, number: int | None
 ) -> None:
@@ -197,6 +198,7 @@ async def test_a_program_finds_a_layout_that_is_lost(
     assert (await started.counts()).pending == 31
 
 
+@pytest.mark.usefixtures("spread")
 async def test_what_was_stored_while_the_layout_was_lost_is_served(
     make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

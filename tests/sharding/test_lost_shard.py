@@ -127,6 +127,7 @@ async def test_a_program_starts_while_the_server_of_the_layout_is_away(
 
 
 @pytest.mark.parametrize("number", [None, SHARDS])
+@pytest.mark.usefixtures("spread")
 async def test_a_program_starts_after_a_reshard_while_the_server_of_the_layout_is_away(
     split: Split, make_queue: MakeQueue, proxy: Proxy, number: int | None
 ) -> None:

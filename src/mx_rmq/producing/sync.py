@@ -351,13 +351,14 @@ class SyncProducer:
         """Do what ``Shards.settle`` does; returns also whether the layout was written now."""
 
         async def find_again() -> Layout | None:
-            return self._found_again(base, wanted)
+            # On one server the copies are lost with it, and a user of one shard may not read them.
+            return self._found_again(base, wanted) if wanted > 1 or base.in_cluster else None
 
         try:
             return run_blocking(settled_layout(base.store, wanted, find_again))
         except ServerUnavailable:
-            names = Layout.first(wanted).current.names if wanted > 1 else ()
-            if (latest := latest_layout(self._read_copies(*COPIES, *names))) is None:
+            names = (*COPIES, *Layout.first(wanted).current.names) if wanted > 1 or base.in_cluster else ()
+            if (latest := latest_layout(self._read_copies(*names))) is None:
                 raise
             return checked_number(self._config.name, latest, wanted), False
 
@@ -442,6 +443,7 @@ class _SyncShard:
         self.availability = Availability(f"{shown}, shard {name}" if name else shown, config.name)
         self._away_until = -inf
         place = address.place(Keys(config.name, name).prefix)
+        self.in_cluster = place.in_cluster
         self.keys = Keys(config.name, name, in_cluster=place.in_cluster)
         plain = BlockingConnections(place, config.socket_timeout)
         waiting = BlockingConnections(place, config.socket_timeout, waits=config.durability_timeout)

@@ -146,9 +146,24 @@ class Shards(Sequence["Shard"]):
         """The tags that have copies of the layout of a queue that has, or had, several shards."""
         return [self._shard(name) for name in COPIES]
 
+    @property
+    def _may_have_copies(self) -> bool:
+        """Whether to ask for copies of the layout.
+
+        On one server they are lost with it, and a user of a queue with one shard may not read them.
+        """
+        return self._is_spread or self._wanted not in (None, 1) or self.layout != ONE
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether the tags of the queue may be on several servers."""
+        return self.base.server != self.base.url
+
     async def _copied(self, unknown: ServerUnavailable) -> Layout:
         """The layout by a copy of it, while the queue's own tag cannot be reached."""
         wanted = self._wanted
+        if not self._may_have_copies:
+            raise unknown
         names = Layout.first(wanted).current.names if wanted is not None and wanted > 1 else ()
         asked = [Queries(self._shard(name).store).layout() for name in (*COPIES, *names)]
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -170,7 +185,7 @@ class Shards(Sequence["Shard"]):
             ServerUnavailable: it is not known whether the queue is new.
         """
         known = None if self.layout == ONE else self.layout
-        if known is None and not self._has_copies:
+        if not self._may_have_copies or (known is None and not self._has_copies):
             return None
         found = await self._read_copies(store)
         answers = [text for text in found if not isinstance(text, ServerUnavailable)]
@@ -192,11 +207,10 @@ class Shards(Sequence["Shard"]):
 
     async def _read_copies(self, store: Store) -> list[str | ServerUnavailable]:
         """What the copies say; empty for none, or for what the user may not read."""
-        base = self.base
 
         async def read(name: str) -> str | ServerUnavailable:
             try:
-                if base.server != base.url:  # in a cluster; otherwise the open connection leads there
+                if self._is_spread:  # otherwise the open connection leads there
                     return await Queries(self._shard(name).store).layout()
                 key = Keys(self._queue, name).of_queue("layout")
                 return (await store.commands.execute_command("GET", key) or b"").decode(errors="replace")
