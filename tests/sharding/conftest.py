@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.storage.shard import Shard, shard_number
+from mx_rmq.storage.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,12 @@ def split(make_queue: MakeQueue, proxy: Proxy) -> Callable[..., RedisMessageQueu
         return mq
 
     return make
+
+
+@pytest.fixture
+def spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs take the one server for a cluster, where the layout can be lost and its copies not."""
+    monkeypatch.setattr(Shards, "_is_spread", True)
 
 
 @pytest.fixture

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, StoreError
+from mx_rmq.operating import resharding
 from mx_rmq.storage.layout import Generation, Layout
+from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.shards import copy_layout
 from tests.harness import command
 from tests.words import events, eventually, new, store_of
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.storage.store import Store
     from tests.proxy import Proxy
     from tests.words import MakeQueue
 
@@ -123,6 +128,134 @@ async def test_one_server_that_lost_everything_gets_the_layout_again(
     await eventually(lambda: redis.get("mx-rmq:{q}:layout"))
     await mq.produce_many("t", range(30))
     await mq.drain(timeout=10)
+
+
+async def lose(redis: Redis) -> None:
+    """The node of the queue's own tag comes back empty; those of its shards were never away."""
+    await command(redis, "DEL", *await command(redis, "KEYS", "mx-rmq:{q}:*"))
+
+
+async def resharded(make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of three shards, which had two before."""
+    monkeypatch.setattr(resharding, "_GRACE", 0.0)
+    mq = make_queue(shards=2)
+    await mq.open()
+    await mq.reshard(3)
+    await mq.close()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+async def test_a_worker_serves_its_shards_though_the_layout_is_lost(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """It writes again what it knows; a queue with a worker was not deleted."""
+    await resharded(make_queue, monkeypatch)
+    mq, done = make_queue(server_check="warn"), set[int]()
+
+    @mq.handler("t")
+    async def handle(n: int) -> None:
+        done.add(n)
+
+    await mq.start()
+    if not copied:
+        await command(redis, "DEL", *await command(redis, "KEYS", "mx-rmq:*:layout"))
+    await lose(redis)
+
+    async def is_back() -> bool:
+        return await redis.get("mx-rmq:{q}:layout") == b"1:3"
+
+    await eventually(is_back)
+    assert await redis.zscore("mx-rmq:{q}:done", "=sealed")
+    producer = make_queue()
+    producer.sync.produce_many("t", range(30))
+    await producer.produce_many("t", range(30, 60))
+    await eventually(lambda: len(done) == 60)
+    assert len(await command(redis, "KEYS", "mx-rmq:{q:c?}:layout")) == 3
+
+
+@pytest.mark.parametrize("number", [None, 3])
+@pytest.mark.usefixtures("spread")
+async def test_a_program_finds_a_layout_that_is_lost(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """One that runs, and one that starts; a number that it names is not taken for that of a new queue."""
+    await resharded(make_queue, monkeypatch)
+    mq = make_queue(shards=number)
+    await mq.produce_many("t", range(30))
+    await lose(redis)
+    mq._lifecycle.shards._read_at = -inf
+    assert (await mq.counts()).pending == 30
+    assert await redis.get("mx-rmq:{q}:layout") == b"1:3"
+    await lose(redis)
+    started = make_queue(shards=number, server_check="warn")
+    await started.open()
+    assert (await started.counts()).pending == 30
+    await lose(redis)
+    with pytest.raises(ConfigError, match="has 3 shards, not 2"):
+        await make_queue(shards=2).open()
+    await lose(redis)
+    make_queue(shards=3).sync.produce("t", 30)
+    assert (await started.counts()).pending == 31
+
+
+@pytest.mark.usefixtures("spread")
+async def test_what_was_stored_while_the_layout_was_lost_is_served(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a producer that took the queue for one shard: its own tag becomes an older generation."""
+    await resharded(make_queue, monkeypatch)
+    mq, done = make_queue(server_check="warn"), set[int]()
+
+    @mq.handler("t")
+    async def handle(n: int) -> None:
+        done.add(n)
+
+    await lose(redis)
+    make_queue().sync.produce("t", 1)
+    await mq.start()
+    assert await redis.get("mx-rmq:{q}:layout") == b"0:1 1:3"
+    await mq.produce("t", 2)
+    await eventually(lambda: done == {1, 2})
+    await mq.reshard(3)
+    assert await redis.get("mx-rmq:{q}:layout") == b"1:3"
+
+
+async def test_a_first_layout_is_not_written_again_over_messages(make_queue: MakeQueue, redis: Redis) -> None:
+    """No generation can name the queue's own tag then."""
+    await make_queue(shards=2).open()
+    await lose(redis)
+    make_queue().sync.produce("t", 1)
+    with pytest.raises(StoreError, match="the queue was used as one shard since"):
+        await make_queue(shards=2).open()
+    assert not await redis.exists("mx-rmq:{q}:layout")
+
+
+async def test_a_deleted_queue_stays_deleted(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a program knows the layout that it had."""
+    await resharded(make_queue, monkeypatch)
+    watching, operator = make_queue(), make_queue()
+    await watching.open()
+    assert (await watching.counts()).pending == 0
+    await operator.open()
+    await operator.delete()
+    watching._lifecycle.shards._read_at = -inf
+    assert (await watching.counts()).pending == 0
+    assert sorted(await redis.keys("*")) == [b"mx-rmq:{q:0}:done", b"mx-rmq:{q:1}:done"]
+    await make_queue(shards=4).open()
+
+
+async def test_a_copy_is_never_replaced_by_an_older_one(store: Store) -> None:
+    for written, expected in (("0:2", "0:2"), ("0:2 1:3", "0:2 1:3"), ("0:2", "0:2 1:3"), ("1:3", "1:3")):
+        layout = Layout.parse(written)
+        assert layout is not None
+        await copy_layout(store, layout)
+        assert await Queries(store).layout() == expected
+    layout = Layout.parse("0:2 1:3")
+    assert layout is not None
+    await copy_layout(store, layout)
+    assert await Queries(store).layout() == "1:3"
 
 
 @pytest.mark.parametrize("ask", [lambda mq: mq.dlq.delete("A1"), lambda mq: mq.doctor(audit_for=0)])

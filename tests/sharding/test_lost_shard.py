@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -122,6 +125,25 @@ async def test_a_program_starts_while_the_server_of_the_layout_is_away(
     assert len(await mq.produce_many("t", range(100))) == 100
     with pytest.raises(ConfigError, match=f"has {SHARDS} shards, not {SHARDS + 1}"):
         await split(behind=("", AWAY), shards=SHARDS + 1, patience=0.1).open()
+
+
+@pytest.mark.parametrize("number", [None, SHARDS])
+@pytest.mark.usefixtures("spread")
+async def test_a_program_starts_after_a_reshard_while_the_server_of_the_layout_is_away(
+    split: Split, make_queue: MakeQueue, proxy: Proxy, number: int | None
+) -> None:
+    """Copies of the layout are where every program looks, also one that names no number."""
+    first = make_queue(shards=SHARDS + 1)
+    await first.open()
+    await first.reshard(SHARDS)
+    proxy.away()
+    for check in ("off", "warn"):
+        mq = split(behind=("",), shards=number, server_check=check)
+        await mq.open()
+        assert (await mq.counts()).pending == 0
+        assert str(mq._lifecycle.shards.layout) == f"1:{SHARDS}"
+    assert blocking(split(shards=SHARDS), proxy, "").produce("t", 1)
+    assert (await mq.counts()).pending == 1
 
 
 @pytest.mark.parametrize("how", ["away", "silent"])
@@ -599,3 +621,37 @@ async def test_producing_ends_if_no_shard_answers(proxy: Proxy, redis: Redis, ho
             with pytest.raises(ServerUnavailable, match="gave up after 1 s"):
                 await produce[how]()
         proxy.thaw()
+
+
+async def test_a_blocking_producer_does_not_wait_for_a_silent_server_of_the_layout(
+    split: Split, make_queue: MakeQueue, proxy: Proxy
+) -> None:
+    """While older generations drain it looks for their end; one message waits for that, and no other."""
+    mq = make_queue(shards=2)
+    await mq.produce("t", 0, delay=3600)
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    sync: Any = blocking(split(shards=None, socket_timeout=0.5), proxy, "")
+    await asyncio.to_thread(sync.produce, "t", 0)
+    assert len(sync._older) == 1
+    proxy.freeze()
+    sync._read_at = -inf
+
+    def took() -> float:
+        began = monotonic()
+        sync.produce("t", 1)
+        return monotonic() - began
+
+    with ThreadPoolExecutor(4) as threads:
+        loop = asyncio.get_running_loop()
+        waited = await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))
+        assert [each for each in sorted(waited) if each > 0.4] == [max(waited)]
+        sync._read_at -= 1.0  # as after a second
+        assert max(await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))) < 0.4
+    proxy.thaw()
+    sync._read_at = -inf
+    await asyncio.to_thread(sync.produce, "t", 2)
+    assert sync._read_at > -inf

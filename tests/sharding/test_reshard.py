@@ -90,6 +90,62 @@ async def test_nothing_stays_of_an_older_generation_but_the_seals(
     assert (await mq.counts()).topics["t"].produced == 3
 
 
+async def test_a_reshard_that_ends_early_leaves_nothing_of_the_older_shards(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted while workers learn that the older shards are gone; the second call cannot know."""
+    monkeypatch.setattr(resharding, "_GRACE", 60)
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.start()
+    for n in range(20):
+        await mq.produce("t", n, message_id=f"A{n}", dedup_for=3600)
+    await eventually(lambda: len(done) == 20)
+    going = asyncio.create_task(mq.reshard(3))
+
+    async def is_last() -> bool:
+        return await redis.get("mx-rmq:{q}:layout") == b"1:3"
+
+    await eventually(is_last)
+    going.cancel()
+    await asyncio.wait([going])
+    await mq.reshard(3)
+
+    async def is_clear() -> bool:
+        keys = await command(redis, "KEYS", "mx-rmq:{q:[01]}:*")
+        return not [key for key in keys if b"=" not in key and not key.endswith((b":done", b":layout"))]
+
+    await eventually(is_clear, 5)
+    assert await redis.zrange("mx-rmq:{q:0}:done", 0, -1) == [b"=sealed"]
+    assert (await mq.produce("t", 0, message_id="A3")).stored is Stored.DONE
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+async def test_a_message_that_comes_to_an_older_shard_at_the_last_moment_is_served(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    """From a producer that took the seal for an old one; before or after the shard was cleared."""
+    mq, late = make_queue(shards=2), make_queue(shards=2)
+    done = working(mq)
+    await late.open()
+    clear = resharding._clear
+
+    async def and_then(shard: Any, **options: Any) -> bool:
+        if options.get("served", False) is not cleared:
+            monkeypatch.setattr(resharding, "_clear", clear)
+            await redis.zrem("mx-rmq:{q:0}:done", "=sealed")
+            await late.produce(
+                "t", 1, message_id=next(f"A{n}" for n in range(9) if not shard_number(f"A{n}", 2))
+            )
+        return await clear(shard, **options)
+
+    monkeypatch.setattr(resharding, "_clear", and_then)
+    await mq.start()
+    await mq.reshard(3)
+    await eventually(lambda: done[1] == 1, 3)
+    assert [shard.generation for shard in await mq.shards()] == [1] * 3
+
+
 async def test_dead_messages_are_moved_with_their_deaths(make_queue: MakeQueue) -> None:
     mq = make_queue(shards=2)
     done = working(mq)
@@ -249,6 +305,29 @@ async def test_a_topic_that_was_held_on_the_oldest_shards_is_let_go(make_queue: 
     await eventually(lambda: len(done) == 22)
 
 
+async def test_held_topics_are_looked_for_as_often_as_there_is_need(
+    make_queue: MakeQueue, redis: Redis
+) -> None:
+    """Every worker looks at every shard, so that many of them would look very often."""
+    mq = make_queue(shards=2)
+    await mq.produce("t", 1, key="k")
+    begun = asyncio.Event()
+    going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
+    await begun.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    looks = holds.Holds(mq._lifecycle.shards)
+    assert await looks.step() == 2.0
+    await mq.produce("t", 2, key="k")
+    assert await looks.step() == 0.25
+    for workers, seconds in ((64, 4.0), (1000, 5.0)):
+        await redis.zadd("mx-rmq:{q:1.0}:workers_seen", {f"w{n}": n for n in range(workers)})
+        assert await looks.step() == seconds
+    assert await Queries(mq._lifecycle.shards.home("k").store).held() == {"t"}
+    looks.alarm.ring()
+    await asyncio.wait_for(looks.wait(60), 1)
+
+
 async def test_a_producer_holds_no_topic_on_an_older_shard(make_queue: MakeQueue) -> None:
     mq, late = make_queue(shards=2), make_queue(shards=2)
     await late.open()
@@ -286,6 +365,117 @@ async def test_a_reshard_ends_no_generation_that_another_has_begun_since(
     with pytest.raises(ConfigError, match="another program reshards the queue"):
         await mq.reshard(3)
     assert await redis.get("mx-rmq:{q}:layout") == b"0:2 1:3 2:4"
+
+
+async def test_a_reshard_that_stood_still_opens_no_shard_that_the_next_one_has_sealed(
+    make_queue: MakeQueue, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that knows the layout of the first would store a message there, and the second delete it."""
+    slow, quick, producer = make_queue(shards=2), make_queue(), make_queue()
+    await slow.open()
+    await quick.open()
+    copy, stands, goes_on = resharding._copy, asyncio.Event(), asyncio.Event()
+
+    async def wait(shards: Any, layout: Any) -> None:
+        await copy(shards, layout)
+        if shards is slow._lifecycle.shards:
+            stands.set()
+            await goes_on.wait()
+
+    monkeypatch.setattr(resharding, "_copy", wait)
+    first = asyncio.create_task(slow.reshard(5))
+    await stands.wait()
+    await producer.open()
+    await producer._lifecycle.shards.look()
+    assert str(producer._lifecycle.shards.layout) == "0:2 1:5"
+    second = asyncio.create_task(quick.reshard(3))
+
+    async def is_last() -> bool:
+        return await redis.get("mx-rmq:{q}:layout") == b"2:3"
+
+    await eventually(is_last)
+    goes_on.set()
+    await asyncio.sleep(0.1)
+    id_ = await producer.produce("t", 1)
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert (await quick.find(id_)).state == "pending"
+
+
+async def test_a_reshard_says_that_another_has_overtaken_it(make_queue: MakeQueue) -> None:
+    """Or its program would believe that the queue has the number of shards that it asked for."""
+    mq, other = make_queue(shards=2), make_queue()
+    await other.open()
+    id_ = await mq.produce("t", 1, delay=60)
+    begun, later = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(mq.reshard(5, progress=lambda _: begun.set()))
+    await begun.wait()
+    second = asyncio.create_task(other.reshard(3, progress=lambda _: later.set()))
+    await later.wait()
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await asyncio.wait_for(first, 10)
+    assert await other.cancel(id_)
+    await second
+
+
+async def test_a_reshard_that_another_has_overtaken_and_ended_says_so(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq, other = make_queue(shards=2), make_queue()
+    await mq.open()
+    await other.open()
+    copy = resharding._copy
+
+    async def overtaken(shards: Any, layout: Any) -> None:
+        await copy(shards, layout)
+        monkeypatch.setattr(resharding, "_copy", copy)
+        await other.reshard(3)
+        await shards.look()
+
+    monkeypatch.setattr(resharding, "_copy", overtaken)
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await mq.reshard(5)
+
+
+async def test_a_reshard_whose_new_shards_take_no_dead_message_says_why(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has sealed them."""
+    mq, other = make_queue(shards=2), make_queue()
+    done = working(mq)
+    await mq.produce("t", "bad", message_id="A1")
+    await mq.produce("t", 1, delay=60)
+    await mq.start()
+    await dead(mq, "A1")
+    await mq.stop()
+    assert done["bad"] == 1
+    await other.open()
+    put, going = resharding._put, list[asyncio.Task[None]]()
+
+    async def overtaken(home: Any, rows: Any) -> None:
+        monkeypatch.setattr(resharding, "_put", put)
+        later = asyncio.Event()
+        going.append(asyncio.create_task(other.reshard(3, progress=lambda _: later.set())))
+        await later.wait()
+        await put(home, rows)
+
+    monkeypatch.setattr(resharding, "_put", overtaken)
+    again = make_queue()
+    await again.open()
+    with pytest.raises(ConfigError, match="another program reshards the queue to 3 shards"):
+        await again.reshard(5)
+    assert await other.dlq.count() == 1
+    going[0].cancel()
+    await asyncio.wait(going)
+
+
+async def test_a_shard_that_has_a_message_is_not_cleared(make_queue: MakeQueue) -> None:
+    mq = make_queue(shards=2)
+    id_ = await mq.produce("t", 1)
+    home = mq._lifecycle.shards.home(id_)
+    assert not await resharding._clear(home, is_base=False)
+    assert (await mq.find(id_)).state == "pending"
+    assert await mq.cancel(id_)
+    assert await resharding._clear(home, is_base=False)
 
 
 async def test_a_queue_that_was_resharded_and_deleted_can_be_made_again(make_queue: MakeQueue) -> None:
@@ -519,6 +709,29 @@ async def test_a_paused_topic_stays_paused_on_the_new_shards(make_queue: MakeQue
     await going
     await eventually(lambda: len(done) == 40)
     assert [await Queries(shard.store).paused_topics() for shard in mq._lifecycle.shards] == [{"u"}] * 3
+
+
+async def test_a_reshard_that_failed_leaves_no_pause_behind(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was resumed before the second try, on the shards that the layout had then."""
+    mq = make_queue(shards=2)
+    done = working(mq)
+    await mq.start()
+    await mq.pause("t")
+    await mq.produce_many("t", range(10))
+    with monkeypatch.context() as away:
+
+        async def set_layout(*_: Any) -> bool:
+            raise ServerUnavailable("the server of the layout is away")
+
+        away.setattr(resharding, "_set_layout", set_layout)
+        with pytest.raises(ServerUnavailable, match="of the layout is away"):
+            await mq.reshard(3)
+    await mq.resume("t")
+    await mq.reshard(3)
+    await mq.produce_many("t", range(10, 20))
+    await eventually(lambda: len(done) == 20)
 
 
 async def test_what_operators_did_is_known_after_a_reshard(make_queue: MakeQueue, redis: Redis) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.errors import ConfigError
+from mx_rmq.storage.layout import ONE
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shards import ask_all
 
@@ -27,7 +28,10 @@ async def delete_queue(shards: Shards) -> int:
             names = ", ".join(worker.name for worker in workers[:3])
             raise ConfigError(f"a queue that is served cannot be deleted; stop its workers first: {names}")
     # The layout goes last: if a shard does not answer, the queue is still what it was, and can be deleted.
+    # Its copies go before it: by them the queue would be found again.
     deleted = await ask_all([shard for shard in shards if shard is not shards.base], _delete)
+    if shards.layout != ONE:
+        deleted += await ask_all(shards.copies, _delete)
     return sum(deleted) + await _delete(shards.base)
 
 

@@ -87,13 +87,12 @@ class Backlog:
             return f"messages, but which cannot be read: {error}", False
 
     async def _describe(self, served_here: Collection[str]) -> tuple[str, bool]:
-        workers, counts = await asyncio.gather(
-            Inspector(self._shards).workers(), Inspector(self._shards).counts()
-        )
+        workers = await Inspector(self._shards).workers()
         served = set(served_here).union(*(worker.topics for worker in workers))
         parts, stuck = [], False
         for topic, left in (await self.by_topic()).items():
-            held = min(left.leased, counts.topics[topic].held) if topic in counts.topics else 0
+            ready = sum(worker.load[topic].held for worker in workers if topic in worker.load)
+            held = min(left.leased, ready)
             places = {"pending": left.pending, "running": left.leased - held, "held": held}
             here = [f"{number} {place}" for place, number in places.items() if number]
             why = ""

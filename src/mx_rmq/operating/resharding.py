@@ -24,9 +24,10 @@ from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
 from mx_rmq.storage.queries import Queries
+from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import GrowingWait, resend
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, parsed_layout, unseal
+from mx_rmq.storage.shards import ask_all, ask_known, ask_those_there, copy_layout, parsed_layout, unseal
 from mx_rmq.tables import plain_fields, table
 
 if TYPE_CHECKING:
@@ -44,11 +45,16 @@ _AT_ONCE: Final = 250
 _LOOKS: Final = (0.05, 1.0)
 """Seconds between two looks at what is left, at first and at most."""
 _GRACE: Final = 2.0
-"""Seconds in which workers learn that a generation is gone, before its last keys are deleted."""
+"""Seconds in which workers learn that a generation is gone, before what they left there is deleted."""
 _PATIENCE: Final = 30.0
 """Seconds for which a shard that is away is tried when its last keys are deleted."""
+_CHANGED: Final = "another program reshards the queue; call reshard again to go on"
 _SEALED: Final = {"done"}
 """What stays of a tag that is no shard any more: its seal."""
+_MESSAGES: Final = {"payload", "all_expire_monitor", "delay_tasks", "dlq", "dlq_payload"}
+"""What has messages: an empty shard has none of these keys, and those of another must stay."""
+_OF_WORKERS: Final = {"workers", "workers_seen", "workers_connections", "observer", "scheduler"}
+"""What workers write as long as they serve a shard."""
 _OF_QUEUE: Final = {"layout", "tails", "trail"}
 """What belongs to the whole queue, at its own tag."""
 
@@ -163,10 +169,7 @@ async def list_shards(shards: Shards) -> ShardList:
 async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], None] | None = None) -> None:
     """Spread a queue over another number of shards; see ``RedisMessageQueue.reshard``."""
     check_whole("shards", number, 1, MOST_SHARDS)
-    await _begin(shards, number)
-    begun = shards.layout.current.number
-    # A queue of this name that was deleted may have left its seals; dead messages are moved there soon.
-    await ask_known(shards.current, lambda shard: unseal(shard.operating))
+    begun = await _begin(shards, number)
     waits = GrowingWait(*_LOOKS)
     moved, before = 0, -1
 
@@ -179,7 +182,12 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
 
     while shards.older:
         known, older = shards.layout, [shard for some in shards.older for shard in some]
-        left, away = await ask_known(older, look)
+        try:
+            left, away = await ask_known(older, look)
+        except Sealed:  # a new shard refused a dead message
+            await shards.look()
+            _refuse_overtaken(shards, begun)
+            raise
         now = Resharding(
             number,
             sum(each.active for each in left),
@@ -191,8 +199,7 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         )
         if progress is not None:
             progress(now)
-        if not away and all(each.nothing for each in left):
-            await _finish(shards, known, older)
+        if not away and all(each.nothing for each in left) and await _finish(shards, known, older):
             break
         if now.left != before:
             waits.reset()
@@ -200,11 +207,23 @@ async def reshard(shards: Shards, number: int, progress: Callable[[Resharding], 
         await asyncio.sleep(waits.next())
         await shards.now()  # another program may have gone on with it, or have begun the next
         if shards.layout.current.number < begun:  # a replica took over that had not heard of the layout
-            await _begin(shards, number)
+            begun = await _begin(shards, number)
+        _refuse_overtaken(shards, begun)
+    await shards.now()
+    _refuse_overtaken(shards, begun)
 
 
-async def _begin(shards: Shards, number: int) -> None:
-    """Add a generation, unless the current one has the number already."""
+def _refuse_overtaken(shards: Shards, begun: int) -> None:
+    """Raise if another program has begun a further generation."""
+    current = shards.layout.current
+    if current.number > begun:
+        raise ConfigError(
+            f"another program reshards the queue to {current.shards} shards; call reshard again to go back"
+        )
+
+
+async def _begin(shards: Shards, number: int) -> int:
+    """Add a generation, unless the current one has the number already; returns which generation has it."""
     store = shards.base.operating
     while True:
         text = await Queries(store).layout()
@@ -213,16 +232,19 @@ async def _begin(shards: Shards, number: int) -> None:
         else:
             await shards.look()
         if shards.layout.current.shards == number:
-            return
+            return shards.layout.current.number
         layout, before = shards.layout.grown(number), shards.current
         coming = shards.of(layout.current)
+        # A queue of this name that was deleted may have left its seals. Once a layout names the shards, a
+        # seal may be that of the next reshard.
+        await ask_all(coming, lambda shard: unseal(shard.operating))
         paused = await _carry_pauses(before, coming)
         if await _set_layout(shards, text, layout):
             shards.use(layout)
             # What is paused from now on is paused on the new shards too: ``pause`` reads the layout last.
             await _carry_pauses(before, coming, paused)
             await _copy(shards, layout)
-            return
+            return layout.current.number
 
 
 async def _set_layout(shards: Shards, known: str, layout: Layout) -> bool:
@@ -239,22 +261,25 @@ async def _set_layout(shards: Shards, known: str, layout: Layout) -> bool:
 
 
 async def _carry_pauses(
-    before: Sequence[Shard], coming: Sequence[Shard], carried: Set[str] = frozenset()
+    before: Sequence[Shard], coming: Sequence[Shard], carried: Set[str] | None = None
 ) -> Set[str]:
-    """Pause on new shards what is paused on those before them; returns the topics.
+    """Pause on new shards what is paused on those before them, and resume what is not; returns the topics.
 
     Args:
         before: shards of the generation before.
         coming: shards of the new one.
-        carried: what was paused there by an earlier call; it goes on if it is no longer paused.
+        carried: what an earlier call has paused there. By default it is asked, since a reshard that failed
+            may have paused topics that were resumed since. Once the layout names the shards, operators pause
+            topics there too, and only what was carried may be resumed.
     """
     found, _ = await ask_those_there(before, lambda shard: Queries(shard.operating).paused_topics())
     paused = set[str]().union(*found)
 
     async def carry(shard: Shard) -> None:
-        for topic in paused - carried:
+        there = await Queries(shard.operating).paused_topics() if carried is None else carried
+        for topic in paused - there:
             await shard.operating.pause(topic)
-        for topic in carried - paused:
+        for topic in there - paused:
             await shard.operating.resume(topic)
 
     if paused != carried:
@@ -263,15 +288,10 @@ async def _carry_pauses(
 
 
 async def _copy(shards: Shards, layout: Layout) -> None:
-    """Note the layout on the older shards too, where programs look that cannot reach the queue's own tag."""
-
-    async def copy(shard: Shard) -> None:
-        if shard is not shards.base:
-            known = await Queries(shard.operating).layout()
-            await shard.operating.set_layout(known, str(layout))
-
-    older = [shard for some in shards.generations for shard in some]
-    await asyncio.gather(*map(copy, older), return_exceptions=True)  # no message needs them
+    """Note the layout elsewhere too, where programs look that cannot reach the queue's own tag."""
+    places = [*shards.copies, *(shard for shard in shards if shard is not shards.base)]
+    copies = (copy_layout(shard.operating, layout) for shard in places)
+    await asyncio.gather(*copies, return_exceptions=True)  # no message needs them
 
 
 async def _move_dead(shards: Shards, old: Shard) -> int:
@@ -330,31 +350,46 @@ def _restore(row: DeadRow) -> Restore:
     return Restore(id_, topic or "unknown", row.died_at, row.body or b"-", row.error)
 
 
-async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> None:
-    """Carry over which ids stay taken, and remove the older generations from the layout.
+async def _finish(shards: Shards, known: Layout, older: Sequence[Shard]) -> bool:
+    """Carry over which ids stay taken, clear the older generations, and remove them from the layout.
+
+    They are cleared while the layout names them, so that a reshard that is interrupted finds them again.
 
     Args:
         shards: of the queue.
         known: the layout by which the older shards were found empty; there may be another one since.
         older: these shards.
 
+    Returns:
+        False if one of them has got a message since; they are in the layout then.
+
     Raises:
         ConfigError: another program has changed the layout.
     """
     for shard in older:
         await _carry_done(shards, shard)
+    # After the ids are carried: the next reshard may have carried those of the current shards before.
+    if await Queries(shards.base.operating).layout() != str(known):
+        raise ConfigError(_CHANGED)
+
+    async def clear(shard: Shard, *, served: bool) -> bool:
+        call = partial(_clear, shard, is_base=shard is shards.base, served=served)
+        return await resend(call, patience=_PATIENCE)
+
+    if not all(await ask_all(older, partial(clear, served=True))):
+        return False
     layout = type(known)((known.current,))
     if not await _set_layout(shards, str(known), layout):
-        raise ConfigError("another program reshards the queue; call reshard again to go on")
+        raise ConfigError(_CHANGED)
     shards.use(layout)
     await _copy(shards, layout)
     await asyncio.sleep(_GRACE)
-
-    async def clear(shard: Shard) -> None:
-        # The layout does not name the shard any more, so no later reshard would delete what is left of it.
-        await resend(partial(_clear, shard, is_base=shard is shards.base), patience=_PATIENCE)
-
-    await ask_all(older, clear)
+    if all(await ask_all(older, partial(clear, served=False))):
+        return True
+    if not await _set_layout(shards, str(layout), known):
+        raise ConfigError(_CHANGED)
+    shards.use(known)
+    return False
 
 
 async def _carry_done(shards: Shards, old: Shard) -> None:
@@ -372,12 +407,23 @@ async def _carry(done: Sequence[tuple[str, int]], shard: Shard) -> None:
     await shard.operating.carry(done)
 
 
-async def _clear(shard: Shard, *, is_base: bool) -> None:
-    """Delete the small keys of a shard that is done; its seal stays, for programs that know no better."""
+async def _clear(shard: Shard, *, is_base: bool, served: bool = True) -> bool:
+    """Delete the small keys of a shard that is done; its seal stays, for programs that know no better.
+
+    Args:
+        shard: sealed and empty.
+        is_base: whether it is the queue's own tag.
+        served: whether workers are registered there; they remove what they have there when they leave.
+
+    Returns:
+        False if the shard has got a message; nothing is deleted then.
+    """
     await shard.operating.seal()
+    if not (await shard.operating.left()).nothing:
+        return False
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
-    kept = _SEALED | _OF_QUEUE if is_base else _SEALED
+    kept = _SEALED | _MESSAGES | (_OF_QUEUE if is_base else set()) | (_OF_WORKERS if served else set())
     names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in kept]
     names += [keys.of_topic(topic, part) for topic in topics for part in TOPIC_PARTS]
     for start in range(0, len(names), BATCH):
@@ -386,6 +432,7 @@ async def _clear(shard: Shard, *, is_base: bool) -> None:
     done = keys.of_queue("done")
     while ids := await command("ZRANGE", done, "-inf", "(inf", "BYSCORE", "LIMIT", 0, BATCH):
         await command("ZREM", done, *ids)
+    return True
 
 
 def _text(stored: bytes) -> str:

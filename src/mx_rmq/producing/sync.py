@@ -12,6 +12,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.checks import check_topic
 from mx_rmq.errors import ConfigError, MxRmqError, NotDurable, ServerUnavailable, StoreError
 from mx_rmq.events import MessagesProduced, heard
@@ -26,14 +28,23 @@ from mx_rmq.storage.availability import Availability
 from mx_rmq.storage.blocking import BlockingConnections, Waited, run_blocking
 from mx_rmq.storage.durability import WAITS
 from mx_rmq.storage.keys import Keys
-from mx_rmq.storage.layout import ONE, Layout
+from mx_rmq.storage.layout import COPIES, ONE, Layout
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.naming import ShardNaming
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import resend_blocking
 from mx_rmq.storage.shard import shard_number
-from mx_rmq.storage.shards import FRESH, checked_number, latest_layout, settled_layout, unseal
+from mx_rmq.storage.shards import (
+    FRESH,
+    NO_COPY,
+    checked_number,
+    copy_layout,
+    latest_layout,
+    settled_layout,
+    unseal,
+    write_again,
+)
 from mx_rmq.storage.store import Store
 
 if TYPE_CHECKING:
@@ -82,7 +93,9 @@ class SyncProducer:
         """Older shards that are sealed, and shards on which a topic is held; see ``Placing.before``."""
         self._base: _SyncShard | None = None
         self._read_at = -inf
-        """When the layout was last read."""
+        """When the layout was last read; later than that if it could not be read."""
+        self._looking = 0
+        """The process that reads the layout; one that is forked meanwhile does not."""
         self._calls = Calls(config)
         self._names: list[str] = []
         """Producer names that have no call under way."""
@@ -340,35 +353,70 @@ class SyncProducer:
             failed=partial(base.failed, patience=self._config.patience),
         )
         if is_new and wanted > 1:
-            for name in layout.current.names:
+            for name in (*layout.current.names, *COPIES):
                 # No message needs the copies.
                 with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
                     run_blocking(unseal(shard.store))
-                    run_blocking(shard.store.set_layout("", str(layout)))
+                    run_blocking(copy_layout(shard.store, layout))
         return layout
 
     def _settled(self, base: _SyncShard, wanted: int) -> tuple[Layout, bool]:
         """Do what ``Shards.settle`` does; returns also whether the layout was written now."""
+
+        async def find_again() -> Layout | None:
+            # On one server the copies are lost with it, and a user of one shard may not read them.
+            return self._found_again(base, wanted) if wanted > 1 or base.in_cluster else None
+
         try:
-            return run_blocking(settled_layout(base.store, wanted))
+            return run_blocking(settled_layout(base.store, wanted, find_again))
         except ServerUnavailable:
-            texts = []
-            for name in Layout.first(wanted).current.names if wanted > 1 else ():
-                with suppress(ServerUnavailable), closing(self._new_shard(name)) as shard:
-                    texts.append(run_blocking(Queries(shard.store).layout()))
-            if (latest := latest_layout(texts)) is None:
+            names = (*COPIES, *Layout.first(wanted).current.names) if wanted > 1 or base.in_cluster else ()
+            if (latest := latest_layout(self._read_copies(*names))) is None:
                 raise
             return checked_number(self._config.name, latest, wanted), False
 
+    def _read_copies(self, *names: str) -> list[str]:
+        """What those copies of the layout say that can be read."""
+        texts = []
+        for name in names:
+            with suppress(ServerUnavailable, ResponseError), closing(self._new_shard(name)) as shard:
+                texts.append(run_blocking(Queries(shard.store).layout()))
+        return texts
+
+    def _found_again(self, base: _SyncShard, wanted: int = 1) -> Layout | None:
+        """The layout by its copies, written again where it was lost; None if there is no copy."""
+        texts = self._read_copies(*COPIES)
+        if not texts and wanted > 1:
+            raise ServerUnavailable(NO_COPY)
+        latest = latest_layout(texts)
+        return None if latest is None else run_blocking(write_again(base.store, latest))
+
     def _look_again(self) -> None:
-        """Read the layout while there are older generations, at most once a second: they end."""
-        with self._address.lock:
-            if not self._older or self._base is None or monotonic() - self._read_at < FRESH:
+        """Read the layout while there are older generations, at most once a second: they end.
+
+        One thread looks. The others go on by the layout that is known: it is right, if not the newest.
+        """
+        lock, pid = self._address.lock, os.getpid()
+        if monotonic() - self._read_at < FRESH or not lock.acquire(blocking=False):
+            return
+        try:
+            base, known = self._base, self._shards
+            if base is None or monotonic() - self._read_at < FRESH or self._looking == pid:
                 return
-            self._read_at = monotonic()
-            with suppress(MxRmqError):  # the last one known is right, if not the newest
-                text = run_blocking(Queries(self._base.store).layout())
-                if (layout := Layout.parse(text)) is not None:
+            self._looking = pid
+        finally:
+            lock.release()
+        began, layout = monotonic(), None
+        try:
+            with suppress(MxRmqError):
+                layout = Layout.parse(run_blocking(Queries(base.store).layout()))
+        finally:
+            with lock:
+                self._looking = 0
+                now = monotonic()
+                # Of a producer that waits for a server in vain, a tenth of the time is lost by that.
+                self._read_at = now if layout is not None else now + 9 * (now - began)
+                if layout is not None and self._base is base and self._shards is known:
                     self._use(layout)
 
     def _relearn(self, sealed: list[_SyncShard]) -> None:
@@ -383,7 +431,7 @@ class SyncProducer:
                 within=self._config.socket_timeout,
                 failed=partial(base.failed, patience=self._config.patience),
             )
-            layout = Layout.parse(text)
+            layout = Layout.parse(text) if text else self._found_again(base)
             if layout is None or "" in layout.current.names:
                 raise StoreError(
                     f"queue {self._config.name!r} has several shards, but its layout is {text!r}; write it "
@@ -408,6 +456,7 @@ class _SyncShard:
         self.availability = Availability(f"{shown}, shard {name}" if name else shown, config.name)
         self._away_until = -inf
         place = address.place(Keys(config.name, name).prefix)
+        self.in_cluster = place.in_cluster
         self.keys = Keys(config.name, name, in_cluster=place.in_cluster)
         plain = BlockingConnections(place, config.socket_timeout)
         waiting = BlockingConnections(place, config.socket_timeout, waits=config.durability_timeout)

@@ -8,16 +8,17 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
+from redis.exceptions import ResponseError
+
 from mx_rmq.errors import ConfigError, ServerUnavailable, StoreError
-from mx_rmq.storage.keys import SEAL
-from mx_rmq.storage.layout import ONE, Layout
+from mx_rmq.storage.keys import SEAL, Keys
+from mx_rmq.storage.layout import COPIES, ONE, Generation, Layout
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.shard import shard_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from mx_rmq.storage.layout import Generation
     from mx_rmq.storage.shard import Shard
     from mx_rmq.storage.store import Store
 
@@ -25,6 +26,7 @@ R = TypeVar("R")
 
 FRESH: Final = 1.0
 """Seconds for which a layout that was read counts as the present one."""
+NO_COPY: Final = "no layout is stored under the queue's own tag, and no copy of one can be read"
 
 
 class Shards(Sequence["Shard"]):
@@ -54,6 +56,8 @@ class Shards(Sequence["Shard"]):
         self._dropped: list[Shard] = []
         """Shards that are no longer in the layout."""
         self._read_at = self._changed_at = -inf
+        self._has_copies = True
+        """False if the queue's own tag had no layout, and the copies were asked and are not there either."""
         self._listeners: list[Callable[[], None]] = []
 
     # -- as a sequence
@@ -117,32 +121,105 @@ class Shards(Sequence["Shard"]):
             ConfigError: the program wants another number than the queue has.
         """
         wanted = self._wanted
-        if wanted is None:
-            await self.look(self.base.store)
-            return
         try:
+            if wanted is None:
+                await self.look(self.base.store)
+                return
             layout = await self._settled(wanted)
         except ServerUnavailable as error:
-            layout = await self._copied(wanted, error)
+            layout = await self._copied(error)
         self._use(layout)
 
     async def _settled(self, wanted: int) -> Layout:
-        layout, is_new = await settled_layout(self.base.store, wanted)
+        store = self.base.store
+        layout, is_new = await settled_layout(store, wanted, lambda: self._found_again(store))
         if is_new and wanted > 1:  # by the copies a program can start while the server of this tag is away
             stores = [self._shard(name).store for name in layout.current.names]
-            copies = [store.set_layout("", str(layout)) for store in stores]
+            copies = [*stores, *(shard.store for shard in self.copies)]
             # No message needs them; and what is still sealed is found at the first message.
-            await asyncio.gather(*copies, *map(unseal, stores), return_exceptions=True)
+            noted = (copy_layout(store, layout) for store in copies)
+            await asyncio.gather(*noted, *map(unseal, stores), return_exceptions=True)
         return layout
 
-    async def _copied(self, wanted: int, unknown: ServerUnavailable) -> Layout:
-        """The layout by a copy of it on a shard, while the queue's own tag cannot be reached."""
-        asked = [Queries(self._shard(name).store).layout() for name in Layout.first(wanted).current.names]
+    @property
+    def copies(self) -> list[Shard]:
+        """The tags that have copies of the layout of a queue that has, or had, several shards."""
+        return [self._shard(name) for name in COPIES]
+
+    @property
+    def _may_have_copies(self) -> bool:
+        """Whether to ask for copies of the layout.
+
+        On one server they are lost with it, and a user of a queue with one shard may not read them.
+        """
+        return self._is_spread or self._wanted not in (None, 1) or self.layout != ONE
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether the tags of the queue may be on several servers."""
+        return self.base.server != self.base.url
+
+    async def _copied(self, unknown: ServerUnavailable) -> Layout:
+        """The layout by a copy of it, while the queue's own tag cannot be reached."""
+        wanted = self._wanted
+        if not self._may_have_copies:
+            raise unknown
+        names = Layout.first(wanted).current.names if wanted is not None and wanted > 1 else ()
+        asked = [Queries(self._shard(name).store).layout() for name in (*COPIES, *names)]
         found = await asyncio.gather(*asked, return_exceptions=True)
         latest = latest_layout(text for text in found if isinstance(text, str))
         if latest is None:
-            raise next((error for error in found if isinstance(error, ServerUnavailable)), unknown)
-        return checked_number(self._queue, latest, wanted)
+            raise unknown
+        return latest if wanted is None else checked_number(self._queue, latest, wanted)
+
+    async def _found_again(self, store: Store) -> Layout | None:
+        """The layout of a queue whose own tag has lost it; it is written there again.
+
+        It is known to this program, or there is a copy. A queue that was deleted has no copy; while a worker
+        serves it, it cannot have been deleted.
+
+        Returns:
+            None if the queue is new.
+
+        Raises:
+            ServerUnavailable: it is not known whether the queue is new.
+        """
+        known = None if self.layout == ONE else self.layout
+        if not self._may_have_copies or (known is None and not self._has_copies):
+            return None
+        found = await self._read_copies(store)
+        answers = [text for text in found if not isinstance(text, ServerUnavailable)]
+        latest = latest_layout(answers)
+        if latest is None and (known is None or not self._listeners):
+            if answers:
+                self._has_copies = False
+                return None
+            if known is None and self._wanted in (None, 1):
+                return None
+            raise ServerUnavailable(NO_COPY)
+        latest = latest_layout([*answers, *([str(known)] if known else [])])
+        assert latest is not None
+        layout = await write_again(store, latest)
+        await asyncio.gather(
+            *(copy_layout(copy.store, layout) for copy in self.copies), return_exceptions=True
+        )
+        return layout
+
+    async def _read_copies(self, store: Store) -> list[str | ServerUnavailable]:
+        """What the copies say; empty for none, or for what the user may not read."""
+
+        async def read(name: str) -> str | ServerUnavailable:
+            try:
+                if self._is_spread:  # otherwise the open connection leads there
+                    return await Queries(self._shard(name).store).layout()
+                key = Keys(self._queue, name).of_queue("layout")
+                return (await store.commands.execute_command("GET", key) or b"").decode(errors="replace")
+            except ServerUnavailable as error:
+                return error
+            except ResponseError:
+                return ""
+
+        return await asyncio.gather(*map(read, COPIES))
 
     async def look(self, store: Store | None = None) -> bool:
         """Read the layout; returns whether it has changed.
@@ -150,23 +227,25 @@ class Shards(Sequence["Shard"]):
         Args:
             store: of the queue's own tag; by default that for operators.
         """
-        asked_at = monotonic()
-        text = await Queries(store or self.base.operating).layout()
+        asked_at, store = monotonic(), store or self.base.operating
+        text = await Queries(store).layout()
         if self._changed_at >= asked_at:  # the answer may be older than what is known
             return False
         if text:
             return self._use(parsed_layout(self._queue, text))
         # None is stored: the queue has one shard, unless the server lost what it had.
-        return self._use(ONE if self._wanted is None else await self._settled(self._wanted))
+        if self._wanted is None:
+            return self._use(await self._found_again(store) or ONE)
+        return self._use(await self._settled(self._wanted))
 
     async def now(self) -> Shards:
         """The shards by a layout that is at most a second old; by the last one while it cannot be read."""
         if self.is_old:
             try:
                 await self.look()
-            except ServerUnavailable:
+            except ServerUnavailable as error:
                 if not self.is_known:
-                    raise
+                    self._use(await self._copied(error))
         return self
 
     def use(self, layout: Layout) -> bool:
@@ -209,23 +288,61 @@ class Shards(Sequence["Shard"]):
         await asyncio.gather(*(shard.close() for shard in (*self._made.values(), *self._dropped)))
 
 
-async def settled_layout(store: Store, wanted: int) -> tuple[Layout, bool]:
+async def settled_layout(
+    store: Store, wanted: int, find_again: Callable[[], Awaitable[Layout | None]]
+) -> tuple[Layout, bool]:
     """The layout of a queue, and whether it was written now because the queue is new.
 
     Args:
         store: of the queue's own tag.
         wanted: the number of shards that the program wants.
+        find_again: finds and writes a layout that the server has lost; None if there was none.
 
     Raises:
         ConfigError: the queue has another number.
     """
     queue, text, is_new = store.keys.queue, await Queries(store).layout(), False
     if not text:
+        if (found := await find_again()) is not None:
+            return checked_number(queue, found, wanted), False
         status, text = await store.set_layout("", str(Layout.first(wanted)), seal=wanted > 1)
         is_new = status > 0
         if status < 0:  # it was used before there were layouts
             return checked_number(queue, ONE, wanted), False
     return checked_number(queue, parsed_layout(queue, text), wanted), is_new
+
+
+async def write_again(store: Store, layout: Layout) -> Layout:
+    """Write a layout that the server of the queue's own tag has lost; returns the one that is there then.
+
+    Raises:
+        StoreError: messages were stored under the queue's own tag since, and no generation can name it.
+    """
+    status, text = await store.set_layout("", str(layout), seal="" not in _names(layout))
+    if status < 0:
+        if layout.generations[0].number == 0:
+            raise StoreError(
+                f"queue {store.keys.queue!r} has lost its layout, and the queue was used as one shard since; "
+                f"its shards go on; move away what is under {store.keys.prefix}, then write the layout: "
+                f"SET {store.keys.of_queue('layout')} '{layout}'"
+            )
+        # What was stored there since is served as an older generation, and drains.
+        status, text = await store.set_layout("", str(Layout((Generation(0, 1), *layout.generations))))
+    there = parsed_layout(store.keys.queue, text)
+    if "" not in there.current.names:
+        await store.seal()
+    return there
+
+
+def _names(layout: Layout) -> set[str]:
+    return {name for each in layout.generations for name in each.names}
+
+
+async def copy_layout(store: Store, layout: Layout) -> None:
+    """Note a copy of the layout, unless a later one is there."""
+    known = await Queries(store).layout()
+    if latest_layout([known, str(layout)]) == layout:
+        await store.set_layout(known, str(layout))
 
 
 async def unseal(store: Store) -> None:
@@ -251,7 +368,8 @@ def parsed_layout(queue: str, text: str) -> Layout:
 def latest_layout(texts: Iterable[str]) -> Layout | None:
     """The latest of some copies of a layout; None if no text is one."""
     layouts = [layout for text in texts if (layout := Layout.parse(text)) is not None]
-    return max(layouts, key=lambda layout: layout.current.number, default=None)
+    # Of those with one current generation, that with the fewest older ones: they only end.
+    return max(layouts, key=lambda each: (each.current.number, -len(each.generations)), default=None)
 
 
 def checked_number(queue: str, layout: Layout, wanted: int) -> Layout:
