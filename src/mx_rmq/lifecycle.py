@@ -343,7 +343,7 @@ class Lifecycle:
             stop.set()
 
         try:
-            with on_signals(on_signal):
+            with on_signals(on_signal, self._config.stop_grace):
                 try:
                     await self._work_until(stop, until_idle=until_idle)
                 finally:

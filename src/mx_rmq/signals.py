@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[int, FrameType | None], Any]
 
-_GRACE: Final = 25.0
-"""Seconds that a loop without a worker has to react, as long as ``stop_grace`` is if it is not given."""
 _MORE: Final = 5.0
 """Seconds in addition: a loop that is only busy reacts within them."""
 _TELLING: Final = 2.0
@@ -33,7 +31,7 @@ _TELLING: Final = 2.0
 
 
 @contextmanager
-def on_signals(react: Callable[[], None]) -> Iterator[None]:
+def on_signals(react: Callable[[], None], grace: float = 25.0) -> Iterator[None]:
     """Have the running loop call *react* at each SIGTERM or SIGINT, until the end of the block.
 
     A signal that is ignored stays ignored. A handler that was there before, such as a web server's, is called
@@ -41,15 +39,12 @@ def on_signals(react: Callable[[], None]) -> Iterator[None]:
     itself (``add_signal_handler``) are called by the loop and stay as they are. Only the main thread gets
     signals; in another one nothing is done.
 
-    If the loop hangs and has not called *react* when ``stop_grace`` and a few seconds are over, the process
-    ends with code 1.
+    If the loop hangs and has not called *react* when *grace* and a few seconds are over, the process ends with
+    code 1.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Imported here: a program that only produces loads nothing of the worker.
-    from mx_rmq.worker.lease_keeper import longest_stop_grace
-
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     raised: list[BaseException] = []
@@ -59,7 +54,7 @@ def on_signals(react: Callable[[], None]) -> Iterator[None]:
         reacted = threading.Event()
         waits.append(reacted)
         # Not threading.Thread: it takes a lock that the interrupted code may hold.
-        _thread.start_new_thread(_end_unless, (reacted, number, longest_stop_grace()))
+        _thread.start_new_thread(_end_unless, (reacted, number, grace + _MORE))
         loop.call_soon_threadsafe(_react, reacted, react)
         previous = before[signal.Signals(number)]
         if callable(previous) and not _ends_the_program(previous):
@@ -90,9 +85,8 @@ def _react(reacted: threading.Event, react: Callable[[], None]) -> None:
     react()
 
 
-def _end_unless(reacted: threading.Event, number: int, grace: float | None) -> None:
+def _end_unless(reacted: threading.Event, number: int, patience: float) -> None:
     """End the process unless the loop reacts in time; runs in a thread of its own."""
-    patience = (_GRACE if grace is None else grace) + _MORE
     step = min(1.0, patience / 5)
     waited = 0.0
     while waited < patience:  # in steps: a time in which the process stood still counts as one

@@ -46,14 +46,6 @@ if TYPE_CHECKING:
 _TICK = 0.5
 """Seconds between two checks of the loop, and between two attempts while the server is unreachable."""
 
-_stop_graces: dict[LeaseKeeper, float] = {}
-"""The ``stop_grace`` of each worker of this process."""
-
-
-def longest_stop_grace() -> float | None:
-    """The longest ``stop_grace`` of the workers in this process; None if there are none."""
-    return max(list(_stop_graces.values()), default=None)
-
 
 class LeaseKeeper:
     """Extends the leases of all held jobs three times per lease, all topics in one write.
@@ -89,7 +81,6 @@ class LeaseKeeper:
 
     def start(self) -> None:
         """Start the thread."""
-        _stop_graces[self] = self._config.stop_grace
         self._thread.start()
 
     def add(self, holdings: Holdings, presence: Presence) -> None:
@@ -136,7 +127,6 @@ class LeaseKeeper:
                     wait = keeper.turn()
             except Exception as error:
                 events.emit(events.ServiceFailed(queue=self._queue, service="leases"), error)
-        _stop_graces.pop(self, None)
         for keeper in self._keepers.values():
             if keeper.thread is None:
                 keeper.close()
