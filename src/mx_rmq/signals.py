@@ -39,8 +39,8 @@ def on_signals(react: Callable[[], None], grace: float = 25.0) -> Iterator[None]
     itself (``add_signal_handler``) are called by the loop and stay as they are. Only the main thread gets
     signals; in another one nothing is done.
 
-    If the loop hangs and has not called *react* when *grace* and a few seconds are over, the process ends with
-    code 1.
+    If the loop hangs and has not called *react* when *grace* and a few seconds are over, the process ends
+    with code 1.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
