@@ -170,7 +170,7 @@ async def test_a_worker_serves_its_shards_though_the_layout_is_lost(
     producer.sync.produce_many("t", range(30))
     await producer.produce_many("t", range(30, 60))
     await eventually(lambda: len(done) == 60)
-    assert len(await command(redis, "KEYS", "mx-rmq:{q:c?}:layout")) == 3
+    assert len(await command(redis, "KEYS", "mx-rmq:{q:[01]}:layout")) == 2
 
 
 @pytest.mark.parametrize("number", [None, 3])

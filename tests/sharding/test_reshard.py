@@ -67,7 +67,7 @@ async def test_everything_is_served_while_the_number_changes(
     await eventually(lambda: done[1000])
 
 
-async def test_nothing_stays_of_an_older_generation_but_the_seals(
+async def test_nothing_stays_of_an_older_generation_but_seals_and_copies_of_the_layout(
     make_queue: MakeQueue, redis: Redis
 ) -> None:
     """A program that comes back after a month must not store a message where no worker looks."""
@@ -83,7 +83,7 @@ async def test_nothing_stays_of_an_older_generation_but_the_seals(
         return {key.split(":", 3)[-1] for key in keys if "=" not in key}
 
     await eventually(lambda: left(), 5)
-    assert await left() == {"done"}
+    assert await left() == {"done", "layout"}
     assert await redis.zrange("mx-rmq:{q:0}:done", 0, -1) == [b"=sealed"]
     for call in (late.produce("t", 100), late.produce("t", 101, key="k"), late.produce_many("t", [102])):
         assert await call

@@ -105,7 +105,9 @@ WITHOUT_QUEUE = {
     events.EmbeddedRestarted,  # so may an embedded server
     events.EmbeddedNotRestarted,
     events.EmbeddedEnded,
+    events.LoopIgnoresStop,  # concerns the whole process
     events.ProcessDied,  # the supervisor knows where to import the queue from, not its name
+    events.ProcessKilled,
     events.ProcessesGivenUp,
 }
 

@@ -31,8 +31,14 @@ async def delete_queue(shards: Shards) -> int:
     # Its copies go before it: by them the queue would be found again.
     deleted = await ask_all([shard for shard in shards if shard is not shards.base], _delete)
     if shards.layout != ONE:
-        deleted += await ask_all(shards.copies, _delete)
+        deleted += await ask_all(shards.copies, _forget_copy)
     return sum(deleted) + await _delete(shards.base)
+
+
+async def _forget_copy(shard: Shard) -> int:
+    """Delete a copy of the layout; a seal beside it stays, for programs that know no better."""
+    deleted: int = await shard.operating.commands.execute_command("DEL", shard.keys.of_queue("layout"))
+    return deleted
 
 
 async def _delete(shard: Shard) -> int:

@@ -23,6 +23,7 @@ from mx_rmq.storage.contract import Restore
 from mx_rmq.storage.dead_queries import DeadQueries
 from mx_rmq.storage.facts import TopicCounts
 from mx_rmq.storage.keys import QUEUE_PARTS, TOPIC_PARTS
+from mx_rmq.storage.layout import COPIES
 from mx_rmq.storage.queries import Queries
 from mx_rmq.storage.refusals import Sealed
 from mx_rmq.storage.resend import GrowingWait, resend
@@ -424,6 +425,7 @@ async def _clear(shard: Shard, *, is_base: bool, served: bool = True) -> bool:
     command, keys = shard.operating.commands.execute_command, shard.keys
     topics = await Queries(shard.operating).topics()
     kept = _SEALED | _MESSAGES | (_OF_QUEUE if is_base else set()) | (_OF_WORKERS if served else set())
+    kept |= {"layout"} if shard.name in COPIES else set()
     names = [keys.of_queue(part) for part in QUEUE_PARTS if part not in kept]
     names += [keys.of_topic(topic, part) for topic in topics for part in TOPIC_PARTS]
     for start in range(0, len(names), BATCH):

@@ -64,8 +64,8 @@ class Layout:
         return " ".join(f"{each.number}:{each.shards}" for each in self.generations)
 
 
-COPIES: Final = ("c0", "c1", "c2")
-"""Where copies of the layout are, in place of a shard's name: tags that are a shard of no generation."""
+COPIES: Final = ("0", "1")
+"""The shards that have copies of the layout, also when they are no shards any more, or never were."""
 
 ONE: Final = Layout.first(1)
 """The layout of a queue for which none is stored."""
