@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,7 @@ _spawn.set_forkserver_preload(["tests.faults.programs", "mx_rmq.worker.worker"])
 
 TOPIC = "jobs"
 
+_TAKEN_OVER = re.compile(r"'event': 'messages\.recovered'.*'previous': '[^']*\.(\d+)\.\w+', 'ids': \[(.*?)\]")
 _FAILURES = re.compile(
     r"^\S+ ((?:again|runner\.failed|service\.failed|settle\.\w+|topic\.failed):? .*)", re.MULTILINE
 )
@@ -225,6 +227,14 @@ class Arena:
     def log_text(self) -> str:
         """What every process has logged."""
         return "\n".join(file.read_text(errors="replace") for file in self.logs.iterdir())
+
+    def taken_over(self) -> dict[str, list[int]]:
+        """The processes from which each message was taken over, as workers logged it."""
+        pids: dict[str, list[int]] = defaultdict(list)
+        for pid, ids in _TAKEN_OVER.findall(self.log_text()):
+            for id_ in re.findall("'([^']+)'", ids):
+                pids[id_].append(int(pid))
+        return pids
 
     def failures(self) -> list[str]:
         """What producers were refused (``again …``) and what workers could not do, as they logged it."""

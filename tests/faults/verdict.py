@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tests.faults.ledger import Event, ids
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
 @dataclass
@@ -74,12 +75,18 @@ def judge(events: Sequence[Event], live: Collection[str], dead: Collection[str])
     )
 
 
-def gaps(events: Sequence[Event], killed_at: dict[int, float]) -> list[float]:
+def gaps(
+    events: Sequence[Event],
+    killed_at: dict[int, float],
+    holders: Mapping[str, Collection[int]] = MappingProxyType({}),
+) -> list[float]:
     """For every delivery that a killed process left unfinished: how long until it started elsewhere.
 
     Args:
         events: in the order of time.
         killed_at: when each process was killed.
+        holders: the processes from which each message was taken over. If the next one was killed too before
+            it began the message, the time counts from that kill.
     """
     open_since: dict[str, float] = {}
     waits: list[float] = []
@@ -92,7 +99,9 @@ def gaps(events: Sequence[Event], killed_at: dict[int, float]) -> list[float]:
                 open_since.setdefault(id_, at)
         if event.what == "start":
             if event.id in open_since:
-                waits.append(event.at - open_since.pop(event.id))
+                kills_of_holders = (killed_at.get(pid, 0.0) for pid in holders.get(event.id, ()))
+                later = max((at for at in kills_of_holders if at < event.at), default=0.0)
+                waits.append(event.at - max(open_since.pop(event.id), later))
             running[event.pid][event.id] = event.token
         elif event.what in ("done", "retried", "dead", "refused"):
             running[event.pid].pop(event.id, None)

@@ -43,9 +43,9 @@ async def workers_killed(run: Run) -> Row:
             await asyncio.sleep(EVERY)
         assert await producer.ended(120) == 0
         await arena.drained(within=180)
-        events = arena.events()
+        events, holders = arena.events(), arena.taken_over()
         verdict = await arena.verdict()
-    recovery = percentile(gaps(events, killed_at), 99)
+    recovery = percentile(gaps(events, killed_at, holders), 99)
     most = kills * CONCURRENCY
     return Row(
         fault=f"{WORKERS} workers, one killed every {EVERY * 1000:g} ms, lease {LEASE:g} s",
