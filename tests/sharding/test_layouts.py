@@ -187,7 +187,7 @@ async def test_a_program_finds_a_layout_that_is_lost(
     assert (await mq.counts()).pending == 30
     assert await redis.get("mx-rmq:{q}:layout") == b"1:3"
     await lose(redis)
-    started = make_queue(shards=number, server_check="warn")
+    started = make_queue(shards=3, server_check="warn")
     await started.open()
     assert (await started.counts()).pending == 30
     await lose(redis)
@@ -204,7 +204,7 @@ async def test_what_was_stored_while_the_layout_was_lost_is_served(
 ) -> None:
     """By a producer that took the queue for one shard: its own tag becomes an older generation."""
     await resharded(make_queue, monkeypatch)
-    mq, done = make_queue(server_check="warn"), set[int]()
+    mq, done = make_queue(shards=3, server_check="warn"), set[int]()
 
     @mq.handler("t")
     async def handle(n: int) -> None:

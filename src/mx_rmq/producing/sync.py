@@ -364,8 +364,7 @@ class SyncProducer:
         """Do what ``Shards.settle`` does; returns also whether the layout was written now."""
 
         async def find_again() -> Layout | None:
-            # On one server the copies are lost with it, and a user of one shard may not read them.
-            return self._found_again(base, wanted) if wanted > 1 or base.in_cluster else None
+            return self._found_again(base, wanted) if wanted > 1 else None
 
         try:
             return run_blocking(settled_layout(base.store, wanted, find_again))

@@ -185,16 +185,14 @@ class Shards(Sequence["Shard"]):
             ServerUnavailable: it is not known whether the queue is new.
         """
         known = None if self.layout == ONE else self.layout
-        if not self._may_have_copies or (known is None and not self._has_copies):
-            return None
+        if known is None and (self._wanted in (None, 1) or not self._has_copies):
+            return None  # most queues have one shard, and no copies to look for
         found = await self._read_copies(store)
         answers = [text for text in found if not isinstance(text, ServerUnavailable)]
         latest = latest_layout(answers)
         if latest is None and (known is None or not self._listeners):
             if answers:
                 self._has_copies = False
-                return None
-            if known is None and self._wanted in (None, 1):
                 return None
             raise ServerUnavailable(NO_COPY)
         latest = latest_layout([*answers, *([str(known)] if known else [])])
