@@ -291,7 +291,7 @@ async def _carry_pauses(
 async def _copy(shards: Shards, layout: Layout) -> None:
     """Note the layout elsewhere too, where programs look that cannot reach the queue's own tag."""
     places = [*shards.copies, *(shard for shard in shards if shard is not shards.base)]
-    copies = (copy_layout(shard.operating, layout) for shard in places)
+    copies = (copy_layout(shard.operating, layout) for shard in dict.fromkeys(places))
     await asyncio.gather(*copies, return_exceptions=True)  # no message needs them
 
 

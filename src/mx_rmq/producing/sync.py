@@ -95,7 +95,7 @@ class SyncProducer:
         self._read_at = -inf
         """When the layout was last read; later than that if it could not be read."""
         self._looking = 0
-        """The process that reads the layout; one that is forked meanwhile does not."""
+        """The id of the process in which a thread reads the layout now; 0 for none."""
         self._calls = Calls(config)
         self._names: list[str] = []
         """Producer names that have no call under way."""
@@ -353,7 +353,7 @@ class SyncProducer:
             failed=partial(base.failed, patience=self._config.patience),
         )
         if is_new and wanted > 1:
-            for name in (*layout.current.names, *COPIES):
+            for name in dict.fromkeys((*layout.current.names, *COPIES)):
                 # No message needs the copies.
                 with suppress(MxRmqError), closing(self._new_shard(name)) as shard:
                     run_blocking(unseal(shard.store))

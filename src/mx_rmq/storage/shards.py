@@ -137,7 +137,7 @@ class Shards(Sequence["Shard"]):
             stores = [self._shard(name).store for name in layout.current.names]
             copies = [*stores, *(shard.store for shard in self.copies)]
             # No message needs them; and what is still sealed is found at the first message.
-            noted = (copy_layout(store, layout) for store in copies)
+            noted = (copy_layout(store, layout) for store in dict.fromkeys(copies))
             await asyncio.gather(*noted, *map(unseal, stores), return_exceptions=True)
         return layout
 

@@ -24,7 +24,7 @@ from mx_rmq.worker import outcome
 from mx_rmq.worker.holdings import End
 from mx_rmq.worker.outcome import RETURNED, Done, Run
 from mx_rmq.worker.presence import REGISTER
-from mx_rmq.worker.settler import announce, name_of, settle
+from mx_rmq.worker.settler import announce, name_of, settle, tell_completed
 from mx_rmq.worker.surplus import give_back
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class _Keeper:
         """Settle jobs with the same kind of verdict; returns how many the server accepted.
 
         A refused one was settled by the loop just before it hung, or is another worker's now. The loop knows
-        which, and says so when it recovers. After an attempt whose reply was lost nobody knows.
+        which, and says so when it recovers. If the reply to an earlier attempt was lost, it cannot know.
         """
         tried = {job for job, _ in items if job.is_settling}
         for job, _ in items:
@@ -434,10 +434,7 @@ def _tell_completed(queue: str, items: Iterable[tuple[Job, Verdict]]) -> None:
     if events.heard(events.MessageCompleted):
         for job, verdict in items:
             if isinstance(verdict, Done):
-                topic, id_, took, waited = job.delivery.topic, job.delivery.id, job.took, job.waited
-                events.emit(
-                    events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=took, waited=waited)
-                )
+                tell_completed(queue, job)
 
 
 def _lose(jobs: list[Job]) -> None:

@@ -156,7 +156,7 @@ class Settler:
         """The statuses of a call that was sent again because a reply was lost.
 
         If the first sending had settled a job, the server knows its token no more. While no other worker can
-        have taken the job over, nobody else can have settled it.
+        have taken the job over, it was this worker that settled it.
         """
         now = monotonic()
         ours = now < self._holdings.present_until
@@ -238,17 +238,19 @@ def _times(done: Sequence[tuple[Job, Done]]) -> str:
     return times_text([job.took for job, _ in done], waits)
 
 
+def tell_completed(queue: str, job: Job) -> None:
+    """Emit the event of a completed message."""
+    topic, id_, took, waited = job.delivery.topic, job.delivery.id, job.took, job.waited
+    events.emit(events.MessageCompleted(queue=queue, topic=topic, id=id_, seconds=took, waited=waited))
+
+
 def _tell(queue: str, items: Sequence[Item], statuses: Sequence[Settled]) -> None:
     """Emit events of completed messages, if anything listens, and of lost leases."""
     completions = events.heard(events.MessageCompleted)
     for (job, verdict), status in zip(items, statuses, strict=True):
         if status is Settled.DONE:
             if completions and type(verdict) is Done:
-                topic, id_, took, waited = job.delivery.topic, job.delivery.id, job.took, job.waited
-                completed = events.MessageCompleted(
-                    queue=queue, topic=topic, id=id_, seconds=took, waited=waited
-                )
-                events.emit(completed)
+                tell_completed(queue, job)
         elif not job.is_settling:
             lost = job.delivery
             job.holdings.losses.append(monotonic())
