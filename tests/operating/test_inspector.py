@@ -449,6 +449,31 @@ async def test_any_number_of_topics_is_counted_in_a_few_round_trips(
     await connection.close()
 
 
+async def test_counters_that_few_topics_have_are_counted_among_thousands(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    """More fields than one look for rare ones takes; a topic may have a colon."""
+    fields = {f"t{n}:{name}": 3 for n in range(6000) for name in ("produced", "completed")}
+    rare = {"t7:cancelled": 1, "t7:lapsed": 2, "a:b:put_off": 4, "a:b:produced": 9, "a:b:completed": 9}
+    await command(redis, "SADD", PREFIX + "topics", "a:b", *(f"t{n}" for n in range(6000)))
+    flat = [cell for pair in (fields | rare | {"t7:completed": 2}).items() for cell in pair]
+    await command(redis, "HSET", PREFIX + "counters", *flat)
+    topics = (await queue.counts()).topics
+    assert len(topics) == 6001
+    assert (topics["t7"].recovered, topics["t7"].delayed, topics["t7"].completed) == (2, 0, 2)
+    assert (topics["a:b"].put_off, topics["a:b"].produced) == (4, 9)
+    others = [of for topic, of in topics.items() if topic not in ("t7", "a:b")]
+    assert {(of.produced, of.completed, of.recovered, of.put_off) for of in others} == {(3, 3, 0, 0)}
+
+
+async def test_counters_of_another_type_count_nothing(queue: RedisMessageQueue, redis: Redis) -> None:
+    await queue.produce("t", 1)
+    await redis.delete(PREFIX + "counters")
+    await redis.set(PREFIX + "counters", "something else")
+    t = (await queue.counts()).topics["t"]
+    assert (t.pending, t.produced) == (1, 0)
+
+
 async def test_a_topic_that_cannot_be_counted_hides_no_other(queue: RedisMessageQueue, redis: Redis) -> None:
     await queue.produce("t", 1)
     await queue.produce("u", 1)

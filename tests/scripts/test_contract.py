@@ -7,6 +7,7 @@ import inspect
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
@@ -19,7 +20,7 @@ from mx_rmq.limits import MAX_BYTES
 from mx_rmq.message import LANES, Reason, decode_death
 from mx_rmq.storage import history, store
 from mx_rmq.storage.contract import Delivery, Kept, NewMessage, Replay, Restore, Suspect, Want
-from mx_rmq.storage.counters import EVENTS, HAPPENINGS
+from mx_rmq.storage.counters import EVENTS, HAPPENINGS, RARE, RARE_FIELDS, USUAL
 from mx_rmq.storage.keys import PENDING, QUEUE_PARTS, TOPIC_PARTS, Keys
 from mx_rmq.storage.scripts import SCRIPTS
 from mx_rmq.storage.store import Store
@@ -271,6 +272,12 @@ def test_every_counter_is_known_by_name() -> None:
     named |= {"retried", "put_off"}  # retry_message is told which
     assert named == set(HAPPENINGS)
     assert set(EVENTS) <= set(HAPPENINGS) | {"adjusted", "adjusted_dead", "stale"}
+
+
+def test_the_fields_of_rare_counters_can_be_told_from_the_usual_ones() -> None:
+    pattern = RARE_FIELDS.replace("[^", "[!")  # as Python writes what the server has
+    assert {name for name in EVENTS if fnmatchcase(f"orders:{name}", pattern)} == set(RARE)
+    assert all(fnmatchcase(f"shop:orders:{name}", pattern) for name in RARE)
 
 
 def test_the_scripts_have_the_layout_of_the_history_in_python() -> None:
@@ -673,8 +680,8 @@ DRIVES = {
     "count": Drive(
         "count_topics",
         lambda store: store.count(["orders", "mails"]),
-        {"prefix": PREFIX, "events": " ".join(EVENTS)},
-        ({"topic": "orders"}, {"topic": "mails"}),
+        {"prefix": PREFIX, "events": " ".join(USUAL)},
+        ({"topic": "orders", "rare": " ".join(RARE)}, {"topic": "mails", "rare": " ".join(RARE)}),
     ),
     "forget": Drive(
         "forget_topics",

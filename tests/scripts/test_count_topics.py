@@ -64,6 +64,19 @@ async def test_every_place_is_counted_by_the_laws(store: Store, redis: Redis, cl
     assert found.counters.retried == 1
 
 
+async def test_of_the_rare_counters_those_asked_for_are_read(store: Store) -> None:
+    """Each topic has its own, also in a second block of topics."""
+    topics = [f"t{n}" for n in range(50)]
+    for topic in topics:
+        await produce(store, f"{topic}a", f"{topic}b", topic=topic)
+        await store.cancel([f"{topic}a"])
+    rare = {"t1": ["cancelled"], "t2": ["stale", "cancelled", "lapsed"], "t30": ["cancelled"]}
+    rows = dict(zip(topics, await store.count(topics, rare), strict=True))
+    assert {of.counters.produced for of in rows.values()} == {2}
+    assert {topic for topic, of in rows.items() if of.counters.cancelled} == set(rare)
+    assert {of.entries for of in rows.values()} == {1}
+
+
 async def test_the_message_next_in_line_is_the_oldest_of_the_lanes(store: Store, redis: Redis) -> None:
     await produce_at(store, "a", 1763230005.5)
     await produce_at(store, "b", 1763230004.5)

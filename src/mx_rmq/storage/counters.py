@@ -17,7 +17,7 @@ STALE: Final = "stale"
 class Counters(NamedTuple):
     """The counters that say how a topic stands; each is the field ``<topic>:<name>`` of a hash."""
 
-    produced: int = 0  # the usual ones first: a topic's row ends with the last that it has
+    produced: int = 0  # the usual ones first
     completed: int = 0
     retried: int = 0
     dead: int = 0
@@ -44,6 +44,11 @@ class Counters(NamedTuple):
 
 
 EVENTS: Final = Counters._fields
+USUAL: Final = EVENTS[:4]
+"""What most topics have."""
+RARE: Final = EVENTS[4:]
+RARE_FIELDS: Final = "*:???[^dpr]*"
+"""What the fields of the rare ones match: their fourth letter is none of those of the usual ones."""
 
 
 def whole(text: bytes | None) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.storage.contract import instant
+from mx_rmq.storage.scanning import scan_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,14 +106,7 @@ class DeadQueries:
 
     async def group_fields(self) -> dict[bytes, bytes]:
         """All that is stored of groups, in replies of a limited length."""
-        fields: dict[bytes, bytes] = {}
-        cursor = b"0"
-        while True:
-            cursor, flat = await self._read("HSCAN", "dlq_groups", cursor, "COUNT", _FIELDS)
-            # A client may have paired the reply.
-            fields |= flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
-            if int(cursor) == 0:
-                return fields
+        return await scan_hash(self._commands, self._keys.of_queue("dlq_groups"), _FIELDS)
 
     async def _read(self, command: str, part: str, *args: Any) -> Any:
         return await self._commands.execute_command(command, self._keys.of_queue(part), *args)

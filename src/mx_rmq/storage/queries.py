@@ -13,12 +13,13 @@ from redis.exceptions import ResponseError
 from mx_rmq.checks import are_labels, is_label
 from mx_rmq.limits import REPLY_BYTES
 from mx_rmq.storage.contract import Ended, Lease
-from mx_rmq.storage.counters import STALE, whole
+from mx_rmq.storage.counters import RARE, RARE_FIELDS, STALE, whole
 from mx_rmq.storage.facts import Counts, Load, TopicCounts, WorkerFacts, Workers, held_ids
 from mx_rmq.storage.keys import HELD, KEPT_FIELD, PENDING, QUEUES, TOPIC_FIELD, queue_of
+from mx_rmq.storage.scanning import scan_hash
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from mx_rmq.message import Lane
     from mx_rmq.storage.commands import Commands
@@ -92,17 +93,33 @@ class Queries:
         self._now = store.now
 
     async def counts(self) -> Counts:
-        """The counts of every topic, in two round trips unless bodies are large."""
-        topics, paused, delayed, dead, workers = await asyncio.gather(
+        """The counts of every topic, in two round trips unless bodies are large or topics very many."""
+        topics, paused, delayed, dead, workers, rare = await asyncio.gather(
             self._read("SMEMBERS", "topics"),
             self._read("SMEMBERS", "paused"),
             self._read("ZCARD", "delay_tasks"),
             self._read("ZCARD", "dlq"),
             self.workers(),
+            self._rare_counters(),
         )
         stopped = _labels(paused)
-        counts = await self._counts(sorted({*_labels(topics), *stopped}), stopped, workers)
+        counts = await self._counts(sorted({*_labels(topics), *stopped}), stopped, workers, rare)
         return Counts(counts, delayed, dead, workers.read_at)
+
+    async def _rare_counters(self) -> dict[str, set[str]]:
+        """Which rare counters each topic has; one that begins later is in the next counts."""
+        found: dict[str, set[str]] = {}
+        try:
+            fields = await scan_hash(self._commands, self._keys.of_queue("counters"), _FIELDS, RARE_FIELDS)
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return found  # what another program wrote there counts nothing
+        for field in fields:
+            topic, _, name = _text(field).rpartition(":")
+            if name in RARE:
+                found.setdefault(topic, set()).add(name)
+        return found
 
     async def topic_counts(self, topic: str) -> TopicCounts:
         """The counts of one topic."""
@@ -112,7 +129,7 @@ class Queries:
         return _counts(row, _serving(workers).get(topic), paused=paused)
 
     async def _counts(
-        self, topics: Sequence[str], paused: set[str], workers: Workers
+        self, topics: Sequence[str], paused: set[str], workers: Workers, rare: Mapping[str, set[str]]
     ) -> dict[str, TopicCounts]:
         """The counts of topics. The calls are sent in one write; each reply is read while others come."""
         serving = _serving(workers)
@@ -120,7 +137,7 @@ class Queries:
         async def of_chunk(topics: Sequence[str]) -> list[TopicCounts]:
             counts: list[TopicCounts] = []
             while len(counts) < len(topics):
-                rows = await self._store.count(topics[len(counts) :])
+                rows = await self._store.count(topics[len(counts) :], rare)
                 for topic, row in zip(topics[len(counts) :], rows, strict=False):
                     counts.append(_counts(row, serving.get(topic), paused=topic in paused))
             return counts
@@ -423,6 +440,8 @@ _CLIENTS: Final = 250
 """Connections looked at in one call. The server needs 1 ms for them."""
 _TOPICS: Final = 200
 """Topics counted in one call. The server needs 2 ms for them."""
+_FIELDS: Final = 10_000
+"""Counters looked at in one call for rare ones. The server needs 2 ms for them."""
 
 
 class _Serving(NamedTuple):

@@ -37,13 +37,13 @@ from mx_rmq.storage.contract import (
     TopicRow,
     Want,
 )
-from mx_rmq.storage.counters import EVENTS, HAPPENINGS, Counters, whole
+from mx_rmq.storage.counters import HAPPENINGS, RARE, USUAL, Counters, whole
 from mx_rmq.storage.keys import HELD
 from mx_rmq.storage.refusals import refusal_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from enum import IntEnum
 
     from mx_rmq.storage.commands import Commands, Together
@@ -395,10 +395,20 @@ class Store:
         """Deliver a paused topic again; False if it was not paused."""
         return bool(await self._run("resume_topic", (topic,), topic))
 
-    async def count(self, topics: Sequence[str]) -> list[TopicRow]:
-        """Read how topics stand; with large bodies not of all of them: ask again for the rest."""
-        args = [self.keys.prefix, " ".join(EVENTS), *topics]
-        return list(_topic_rows(await self._run("count_topics", args)))
+    async def count(
+        self, topics: Sequence[str], rare: Mapping[str, Collection[str]] | None = None
+    ) -> list[TopicRow]:
+        """Read how topics stand; with large bodies not of all of them: ask again for the rest.
+
+        Args:
+            topics: to read.
+            rare: which of the rare counters to read, by topic; all of every topic by default.
+        """
+        asked = [RARE if rare is None else tuple(rare.get(topic, ())) for topic in topics]
+        args = [self.keys.prefix, " ".join(USUAL)]
+        for topic, names in zip(topics, asked, strict=True):
+            args += (topic, " ".join(names))
+        return list(_topic_rows(await self._run("count_topics", args), asked))
 
     async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
         """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
@@ -539,13 +549,19 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
     )
 
 
-def _topic_rows(cells: list[Any]) -> Iterator[TopicRow]:
+def _topic_rows(cells: list[Any], asked: Sequence[Sequence[str]]) -> Iterator[TopicRow]:
     at = 0
-    while at < len(cells):
-        entries, leases, oldest, counters = cells[at : at + 4]
-        counts = map(whole, cells[at + 4 : at + 4 + counters])
-        yield TopicRow(entries, leases, None if oldest is None else float(oldest), Counters(*counts))
-        at += 4 + counters
+    for names in asked:
+        if at == len(cells):
+            return
+        entries, leases, oldest, produced, completed, retried, dead = cells[at : at + 7]
+        at += 7
+        of = Counters(whole(produced), whole(completed), whole(retried), whole(dead))
+        if names:
+            rare = map(whole, cells[at : at + len(names)])
+            of = of._replace(**dict(zip(names, rare, strict=True)))
+            at += len(names)
+        yield TopicRow(entries, leases, None if oldest is None else float(oldest), of)
 
 
 _NOTHING: Final = Kept()
