@@ -319,7 +319,7 @@ async def test_the_queue_and_its_sync_producer_share_a_private_server() -> None:
 def test_a_private_server_is_gone_after_close() -> None:
     producer = SyncProducer(Config(url="embedded://"))
     producer.produce("t", 1)
-    server: Any = producer._address._server
+    server: Any = producer._shards._address._server
     assert server.socket.exists()
     producer.close()
     assert not server.socket.exists()

@@ -28,7 +28,7 @@ LAYERS: Final[tuple[frozenset[str], ...]] = tuple(
         "web",
         "lifecycle override signals",
         "queue",
-        "finding",
+        "finding supervisor",
         "processes",
         "__init__",
         "demo otel testing",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from mx_rmq import ConfigError, RedisMessageQueue, Retry, ServerUnavailable
-from mx_rmq.producing.sync import _SyncShard
+from mx_rmq.producing.sync_shards import SyncShard
 from mx_rmq.storage.locate import Address
 from mx_rmq.storage.shard import shard_number
 from mx_rmq.storage.store import Store
@@ -513,11 +513,11 @@ async def test_a_dead_message_with_a_key_is_replayed_while_its_ids_shard_is_away
 
 def blocking(mq: RedisMessageQueue, proxy: Proxy, *behind: str) -> SyncProducer:
     """The blocking producer of a queue, which reaches some shards through the proxy only."""
-    sync: Any = mq.sync
-    usual = sync._new_shard
+    shards: Any = mq.sync._shards
+    usual = shards._new_shard
     address = Address(read_url(proxy.url))
-    sync._new_shard = lambda name: (
-        _SyncShard(address, mq.config, name, Store) if name in behind else usual(name)
+    shards._new_shard = lambda name: (
+        SyncShard(address, mq.config, name, Store) if name in behind else usual(name)
     )
     return mq.sync
 
@@ -634,11 +634,12 @@ async def test_a_blocking_producer_does_not_wait_for_a_silent_server_of_the_layo
     await begun.wait()
     going.cancel()
     await asyncio.wait([going])
-    sync: Any = blocking(split(shards=None, socket_timeout=0.5), proxy, "")
+    sync = blocking(split(shards=None, socket_timeout=0.5), proxy, "")
+    shards = sync._shards
     await asyncio.to_thread(sync.produce, "t", 0)
-    assert len(sync._older) == 1
+    assert len(shards._older) == 1
     proxy.freeze()
-    sync._read_at = -inf
+    shards._read_at = -inf
 
     def took() -> float:
         began = monotonic()
@@ -649,9 +650,9 @@ async def test_a_blocking_producer_does_not_wait_for_a_silent_server_of_the_layo
         loop = asyncio.get_running_loop()
         waited = await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))
         assert [each for each in sorted(waited) if each > 0.4] == [max(waited)]
-        sync._read_at -= 1.0  # as after a second
+        shards._read_at -= 1.0  # as after a second
         assert max(await asyncio.gather(*(loop.run_in_executor(threads, took) for _ in range(4)))) < 0.4
     proxy.thaw()
-    sync._read_at = -inf
+    shards._read_at = -inf
     await asyncio.to_thread(sync.produce, "t", 2)
-    assert sync._read_at > -inf
+    assert shards._read_at > -inf

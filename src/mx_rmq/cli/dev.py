@@ -23,8 +23,8 @@ from mx_rmq.cli.running import (
 )
 from mx_rmq.cli.settings import Common
 from mx_rmq.observing.logs import configure_program, is_coloured
-from mx_rmq.processes import WorkerOptions
 from mx_rmq.storage.embedded import EmbeddedServer
+from mx_rmq.supervisor import WorkerOptions
 
 _HOME: Final = Path(".mx-rmq")
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.processes import Supervisor
+from mx_rmq.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from mx_rmq.cli.watching import Watched
-    from mx_rmq.processes import Process, WorkerOptions
+    from mx_rmq.supervisor import Process, WorkerOptions
 
 _log: Final = logging.getLogger("mx_rmq.cli")
 

@@ -19,7 +19,8 @@ from mx_rmq.cli.watching import Watched
 from mx_rmq.errors import ConfigError
 from mx_rmq.finding import find_queue
 from mx_rmq.observing.logs import configure_program
-from mx_rmq.processes import WorkerOptions, run_processes_with, run_with
+from mx_rmq.processes import run_processes_with, run_with
+from mx_rmq.supervisor import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
