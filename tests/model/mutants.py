@@ -878,7 +878,7 @@ end
         "replay-of-another-death",
         "only the death the operator has looked at is undone",
         "replay_dlq.lua",
-        "elseif died ~= '' and tonumber(died) ~= tonumber(score) then",
+        "elseif died ~= '' and died ~= score and tonumber(died) ~= tonumber(score) then",
         "elseif false then",
     ),
     Mutant(

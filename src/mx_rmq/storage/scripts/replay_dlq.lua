@@ -21,6 +21,7 @@ local labels = {}
 for n = 1, #ids do labels[n * 2 - 1], labels[n * 2] = ids[n] .. ':queue', ids[n] .. ':group' end
 local scores = redis.call('ZMSCORE', dlq, unpack(ids))
 local stored = redis.call('HMGET', dlq_payload, unpack(labels))
+local live = redis.call('HMGET', payload, unpack(ids))
 
 -- Whether a key is a list; a topic's first message has none yet.
 local is_list = {}
@@ -29,7 +30,15 @@ local function may_push(list)
   return is_list[list]
 end
 
+-- When a lifetime ends that begins now, as text: the server writes a number anew for each message.
+local ends = { inf = 'inf' }
+local function end_of(ttl)
+  ends[ttl] = ends[ttl] or string.format('%.0f', now_ms + tonumber(ttl))
+  return ends[ttl]
+end
+
 local replayed, fields, bodies, deadlines, pushes, tally, left = {}, {}, {}, {}, {}, {}, {}
+local m = 0
 for n = 1, #ids do
   local id, at, score = ids[n], 2 + (n - 1) * 5, scores[n]
   local died, lane, ttl, body = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
@@ -38,21 +47,22 @@ for n = 1, #ids do
   local here = score and not seen[id] and redis.call('HEXISTS', dlq_payload, id) == 1
   if not here then
     status[n] = -1
-  elseif died ~= '' and tonumber(died) ~= tonumber(score) then
+  elseif died ~= '' and died ~= score and tonumber(died) ~= tonumber(score) then
     status[n] = 0
-  elseif redis.call('HEXISTS', payload, id) == 1 then
+  elseif live[n] then
     status[n] = -2
   elseif not list or not may_push(list) then
     status[n] = -3
   else
     status[n], seen[id] = 1, true
-    local m = #replayed
+    local queue = labels[n * 2 - 1]
     replayed[m + 1] = id
-    fields[m * 4 + 1], fields[m * 4 + 2], fields[m * 4 + 3] = id, labels[n * 2 - 1], labels[n * 2]
-    fields[m * 4 + 4] = id .. ':error'
+    fields[m * 4 + 1], fields[m * 4 + 2] = id, queue
+    fields[m * 4 + 3], fields[m * 4 + 4] = labels[n * 2], id .. ':error'
     bodies[m * 4 + 1], bodies[m * 4 + 2] = id, body == '' and redis.call('HGET', dlq_payload, id) or body
-    bodies[m * 4 + 3], bodies[m * 4 + 4] = labels[n * 2 - 1], topic
-    deadlines[m * 2 + 1], deadlines[m * 2 + 2] = ttl == 'inf' and 'inf' or now_ms + tonumber(ttl), id
+    bodies[m * 4 + 3], bodies[m * 4 + 4] = queue, topic
+    deadlines[m * 2 + 1], deadlines[m * 2 + 2] = end_of(ttl), id
+    m = m + 1
     pushes[list] = pushes[list] or {}
     pushes[list][#pushes[list] + 1] = id
     tally[topic] = (tally[topic] or 0) + 1
