@@ -144,7 +144,7 @@ async def test_a_message_that_dies_after_a_walk_began_is_not_met(
 ) -> None:
     await dead(queue, redis, 300)
     met = 0
-    with Walk(queue._lifecycle.shards[0].operating, Filter(), bodies=False) as walk:
+    with Walk(queue._lifecycle.shards[0].operating, Filter(), "ids") as walk:
         await walk.begin()
         (late,) = await dead(queue, redis, 1)
         await command(redis, "ZADD", f"{PREFIX}dlq", "INCR", 1000, late)

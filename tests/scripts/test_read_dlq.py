@@ -11,7 +11,7 @@ from tests.words import PREFIX, unchanged
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.storage.store import Store
+    from mx_rmq.storage.store import Store, What
 
 IDS = [b"a", b"b", b"c", b"live", b"nobody"]
 
@@ -71,6 +71,23 @@ async def test_what_is_not_asked_for_is_left_out(store: Store, redis: Redis) -> 
         (b"b", b"u", b"", b""),
         (b"c", b"t", b"", b""),
     ]
+    _, rows = await store.read_dead(IDS, "bodies", word="no ")
+    assert [(row.id, row.error, row.body) for row in rows] == [
+        (b"b", b"", b"body of b"),
+        (b"c", b"", b"body of c"),
+    ]
+
+
+@pytest.mark.parametrize("what", ["ids", "errors", "bodies", "all"])
+@pytest.mark.parametrize("left", ["left", "left:queue", "left:error"])
+async def test_a_message_of_which_one_part_is_left_is_found_whatever_is_asked_for(
+    store: Store, redis: Redis, what: What, left: str
+) -> None:
+    await seed(redis, dead("left"))
+    others = {"left", "left:queue", "left:error"} - {left}
+    await redis.hdel(f"{PREFIX}dlq_payload", *others)
+    _, rows = await store.read_dead([b"left"], what)
+    assert [row.id for row in rows] == [b"left"]
 
 
 async def test_an_entry_of_which_nothing_is_left_is_no_message(store: Store, redis: Redis) -> None:
@@ -94,6 +111,20 @@ async def test_a_reply_ends_when_it_is_full(store: Store, redis: Redis) -> None:
         calls.append(looked)
         rest = rest[looked:]
     assert calls == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["bodies", "all"])
+async def test_each_message_gets_its_own_body_be_its_neighbours_large_or_gone(
+    store: Store, redis: Redis, what: What
+) -> None:
+    """Small bodies are read together, large ones alone."""
+    bodies = {f"m{n}": "x" * (9000 if n % 11 in (3, 4) else n) for n in range(1, 61)}
+    await seed(redis, *(dead(id_, body=body) for id_, body in bodies.items()))
+    await redis.hdel(f"{PREFIX}dlq_payload", "m7", "m8")
+    await redis.zrem(f"{PREFIX}dlq", "m20")
+    _, rows = await store.read_dead([id_.encode() for id_ in bodies], what)
+    del bodies["m20"]
+    assert {row.id.decode(): row.body.decode() for row in rows} == bodies | {"m7": "", "m8": ""}
 
 
 async def test_nothing_is_read_of_nothing(store: Store) -> None:

@@ -227,7 +227,8 @@ class DeadLetters:
         replayed, where = 0, _meant(topic, error, group, matching, until)
         with ExitStack() as stack:
             walks = {
-                shard: stack.enter_context(Walk(shard.operating, where)) for shard in await self._shards.now()
+                shard: stack.enter_context(Walk(shard.operating, where, "bodies"))
+                for shard in await self._shards.now()
             }
             await ask_all(walks, lambda shard: walks[shard].begin())
             if canary is not None:
@@ -297,7 +298,7 @@ class DeadLetters:
 
         async def purge(shard: Shard) -> None:
             nonlocal deleted
-            with Walk(shard.operating, where, bodies=False) as walk:
+            with Walk(shard.operating, where, "ids") as walk:
                 while rows := await walk.next(_PAGE):
                     ids = [row.id.decode(errors="replace") for row in rows]
                     gone = await shard.operating.delete_dead(ids, [row.died_at for row in rows])

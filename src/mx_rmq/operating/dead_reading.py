@@ -133,7 +133,7 @@ async def count_matches(shards: Shards, where: Filter) -> int:
 
     async def count(shard: Shard) -> int:
         counted = 0
-        with Walk(shard.operating, where, bodies=False) as walk:
+        with Walk(shard.operating, where, "ids") as walk:
             while rows := await walk.next(BATCH):
                 counted += len(rows)
         return counted

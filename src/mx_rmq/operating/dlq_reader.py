@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.storage.contract import DeadRow
-    from mx_rmq.storage.store import Store
+    from mx_rmq.storage.store import Store, What
 
 _LOOK: Final = 250
 """Messages that one call looks at, unless only few are asked for. The server needs about 2 ms for them."""
@@ -35,11 +35,15 @@ class Filter(NamedTuple):
     until: float | None = None
     """When the last of them died, at the latest; only a ``Walk`` knows it."""
 
-    async def matches(self, store: Store, ids: Sequence[bytes], *, bodies: bool) -> tuple[int, list[DeadRow]]:
-        """Those of the messages that are meant, and how many were looked at."""
+    async def matches(self, store: Store, ids: Sequence[bytes], what: What) -> tuple[int, list[DeadRow]]:
+        """Those of the messages that are meant, with *what* of them; and how many were looked at."""
+        if self.matching is not None:
+            what = "all"
+        elif self.error is not None:
+            what = "errors" if what == "ids" else "all"
         looked, rows = await store.read_dead(
             ids,
-            "bodies" if bodies or self.matching else "ids" if self.error is None else "errors",
+            what,
             topic=self.topic or "",
             group=self.group or "",
             word=self._word,
@@ -89,7 +93,7 @@ async def search(
     while look.left > 0 and (marks := await queries.marks(after, min(count, look.left), latest=latest)):
         ids = [mark.id for mark in marks]
         while ids:
-            looked, rows = await where.matches(store, ids, bodies=False)
+            looked, rows = await where.matches(store, ids, "ids")
             for row in rows:
                 yield row
             ids = ids[looked:]
@@ -115,14 +119,14 @@ class Walk:
     Args:
         store: of the shard.
         where: which messages.
-        bodies: whether to read their bodies.
+        what: how much of them to read.
     """
 
-    def __init__(self, store: Store, where: Filter, *, bodies: bool = True) -> None:
+    def __init__(self, store: Store, where: Filter, what: What = "all") -> None:
         self._store = store
         self._queries = DeadQueries(store)
         self._where = where
-        self._bodies = bodies
+        self._what = what
         self._ready: list[DeadRow] = []
         """Read, but not given out yet."""
         self._reading: asyncio.Task[list[DeadRow] | None] | None = None
@@ -175,7 +179,7 @@ class Walk:
         if not self._marks or not self._left:
             return None
         ids = [mark.id for mark in self._marks]
-        looked, rows = await self._where.matches(self._store, ids, bodies=self._bodies)
+        looked, rows = await self._where.matches(self._store, ids, self._what)
         self._seen = self._marks[looked - 1]
         self._marks = self._marks[looked:]
         rows = rows[: self._left]

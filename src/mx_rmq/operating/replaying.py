@@ -113,7 +113,8 @@ async def _replay_some(shard: Shard, ids: Sequence[str], payload: Any, remember:
     Raises:
         NotDead: one cannot be replayed; those before it have been.
     """
-    looked, rows = await shard.operating.read_dead([id_.encode(errors="replace") for id_ in ids])
+    asked = [id_.encode(errors="replace") for id_ in ids]
+    looked, rows = await shard.operating.read_dead(asked, "bodies")
     found = {row.id.decode(): row for row in rows}
     dead = []
     for id_ in ids[:looked]:

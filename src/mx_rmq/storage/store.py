@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 Status = TypeVar("Status", bound="IntEnum")
 
+What = Literal["ids", "errors", "bodies", "all"]
+"""How much of dead messages to read: id, time of death and topic; the errors, or the bodies, too; or all."""
+
 
 class NewStore(Protocol):
     """Makes a store: the class itself, or what a test has in its place."""
@@ -352,7 +355,7 @@ class Store:
     async def read_dead(
         self,
         ids: Sequence[bytes],
-        what: Literal["ids", "errors", "bodies"] = "bodies",
+        what: What = "all",
         *,
         topic: str = "",
         group: str = "",
@@ -364,7 +367,7 @@ class Store:
 
         Args:
             ids: the messages.
-            what: only the ids, times of death and groups; or the errors too; or the bodies too.
+            what: how much of them to read.
             topic: only messages of this topic; empty for any.
             group: only messages of the group with this id; empty for any.
             word: only messages whose stored error has this text.
