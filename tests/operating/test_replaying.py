@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import CanaryDied, CanaryUnfinished, ConfigError, RedisMessageQueue, Retry
+from mx_rmq import CanaryDied, CanaryUnfinished, ConfigError, NotDead, RedisMessageQueue, Retry
 from mx_rmq.message import Death
 from mx_rmq.operating.dlq_reader import Filter, Walk
 from mx_rmq.storage.dead_queries import DeadQueries, Mark
@@ -153,6 +153,29 @@ async def test_a_message_that_dies_after_a_walk_began_is_not_met(
             await queue.dlq.delete(*(row.id.decode() for row in rows))
     assert met == 300
     assert [letter.id for letter in (await queue.dlq.list()).letters] == [late]
+
+
+async def test_a_message_that_dies_again_while_a_walk_is_on_its_way_to_it_is_not_met(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    ids = await dead(queue, redis, 30)
+    with Walk(queue._lifecycle.shards[0].operating, Filter(), "ids") as walk:
+        await walk.begin()
+        await walk._step()
+        await command(redis, "ZADD", f"{PREFIX}dlq", "INCR", 1000, ids[3])
+        met = [row.id.decode() for row in await walk.next(100)]
+    assert sorted(met) == sorted({*ids} - {ids[3]})
+
+
+async def test_a_replay_by_id_ends_at_one_that_is_not_dead_though_the_next_were_read(
+    queue: RedisMessageQueue, redis: Redis
+) -> None:
+    ids = await dead(queue, redis, 1700)
+    await queue.dlq.delete(ids[700])
+    with pytest.raises(NotDead, match=ids[700]):
+        await queue.dlq.replay(*ids)
+    assert await in_order(redis) == ids[:700]
+    assert (await queue.counts()).dead == 999
 
 
 async def test_an_error_with_signs_of_json_in_it_is_found(queue: RedisMessageQueue, redis: Redis) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mx_rmq.limits import BATCH
 from mx_rmq.message import decode_death
@@ -13,13 +13,15 @@ from mx_rmq.operating.letters import letter_of
 from mx_rmq.storage.dead_queries import DeadQueries, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from mx_rmq.operating.letters import DeadLetter
     from mx_rmq.storage.contract import DeadRow
     from mx_rmq.storage.store import Store, What
 
-_LOOK: Final = 250
+R = TypeVar("R")
+
+_LOOK: Final = 500
 """Messages that one call looks at, unless only few are asked for. The server needs about 2 ms for them."""
 
 
@@ -162,15 +164,14 @@ class Walk:
                 return []
             self._ready = found
             await self._step()  # now: when the caller removes messages, those behind them move up
-            self._reading = asyncio.create_task(self._look())
-            self._reading.add_done_callback(_retrieve)
+            self._reading = await read_ahead(self._look())
         found, self._ready = self._ready[:limit], self._ready[limit:]
         return found
 
     async def _step(self) -> None:
         """Find the next messages."""
         if not self._marks and self._left > 0:
-            marks = await self._queries.marks(self._seen, _LOOK)
+            marks = await self._queries.marks(self._seen, BATCH)
             self._marks = [mark for mark in marks if mark.order[0] <= self._last_ms]
 
     async def _look(self) -> list[DeadRow] | None:
@@ -178,13 +179,22 @@ class Walk:
         await self._step()
         if not self._marks or not self._left:
             return None
-        ids = [mark.id for mark in self._marks]
+        ids = [mark.id for mark in self._marks[:_LOOK]]
         looked, rows = await self._where.matches(self._store, ids, self._what)
         self._seen = self._marks[looked - 1]
         self._marks = self._marks[looked:]
-        rows = rows[: self._left]
+        # One that was found may have died again before it was looked at.
+        rows = [row for row in rows if float(row.died_ms) <= self._last_ms][: self._left]
         self._left -= len(rows)
         return rows
+
+
+async def read_ahead(read: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+    """Send a read now and let it run while the caller works on what it has; cancel it if it is not wanted."""
+    reading = asyncio.create_task(read)
+    reading.add_done_callback(_retrieve)
+    await asyncio.sleep(0)  # so that it leaves before the caller's work
+    return reading
 
 
 def _retrieve(reading: asyncio.Task[Any]) -> None:
