@@ -64,6 +64,24 @@ async def test_what_comes_while_one_is_on_the_wire_leaves_together(wire: Wire) -
     assert await asyncio.gather(*later) == [f"r{n}" for n in range(2, 50)]
 
 
+async def test_callers_that_call_again_at_once_leave_with_those_that_wait(wire: Wire) -> None:
+    """Else the two groups would take turns for as long as they call, each in batches of its own."""
+    batcher = Batcher(wire.send)
+
+    async def call_three_times(caller: int) -> None:
+        for _ in range(3):
+            await batcher.add(caller)
+
+    first = asyncio.create_task(call_three_times(0))
+    await wire.carried(1)
+    others = [asyncio.create_task(call_three_times(caller)) for caller in range(1, 10)]
+    await asyncio.sleep(0)
+    for _ in range(4):
+        wire.answer()
+    await asyncio.gather(first, *others)
+    assert [len(batch) for batch in wire.batches] == [1, 10, 10, 9]
+
+
 async def test_only_one_batch_is_on_the_wire(wire: Wire) -> None:
     batcher = Batcher(wire.send)
     batcher.put(1)

@@ -179,6 +179,10 @@ class Batcher(Generic[Item, Result]):
             self._flights[send] = items, futures
             try:
                 await self._deliver(send, items, futures)
+                if self._items:
+                    # Callers that have just got their results may call again at once, so let them run first.
+                    # Without them this batch would be small, and so would all that follow.
+                    await asyncio.sleep(0)
             finally:
                 self._on_the_wire -= count
                 del self._flights[send]
