@@ -18,7 +18,7 @@ if answer then return answer end
 
 local first = redis.call('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')
 local earliest = tonumber(first[2] or 'inf')
-local ids, status = admit(payload, dlq, done, 5, 5, max_bytes, now_ms)
+local ids, status, codes = admit(payload, dlq, done, 5, 5, max_bytes, now_ms)
 
 local bodies, dues, stored, soonest = {}, {}, 0, math.huge
 for n, id in ipairs(ids) do
@@ -44,5 +44,5 @@ if stored > 0 then
   count(counters, topic, 'produced', stored)
   note(history, topic, now_us, 'p', stored)
 end
-remember(call_key, call, table.concat(status, ' '))
+remember(call_key, call, table.concat(codes, ' '))
 return status

@@ -19,7 +19,7 @@ local answer = answer_of(call_key, call)
 if answer then return answer end
 
 redis.call('ZCARD', monitor)
-local ids, status = admit(payload, dlq, done, 5, 4, max_bytes, now_ms)
+local ids, status, codes = admit(payload, dlq, done, 5, 4, max_bytes, now_ms)
 
 local bodies, deadlines, pushes, stored = {}, {}, {}, 0
 local deadline_of = { inf = 'inf' }  -- by lifetime: most messages of a call share one
@@ -52,5 +52,5 @@ if stored > 0 then
   count(counters, topic, 'produced', stored)
   note(history, topic, now_us, 'p', stored)
 end
-remember(call_key, call, table.concat(status, ' '))
+remember(call_key, call, table.concat(codes, ' '))
 return status
