@@ -62,7 +62,6 @@ _DECADES: Final = 1e9
 class Options(msgspec.Struct, frozen=True, gc=False):
     """Checked options of one message, or of many."""
 
-    topic: str
     message_id: str | None
     priority: Lane
     headers: dict[str, str]
@@ -129,7 +128,7 @@ def check_options(
         ConfigError, InvalidName, InvalidPayload: says which option, and what it must be.
     """
     if type(topic) is not str:  # the producer checks the name itself, once per topic
-        topic = check_topic(topic)
+        check_topic(topic)
     if type(priority) is not str or priority not in LANES:
         check_choice("priority", priority, LANES)
         priority = LANES[LANES.index(priority)]  # a plain str
@@ -157,7 +156,7 @@ def check_options(
         message_id = check_id(message_id)
     copied = {} if headers is None else checked_headers(headers)
     label = "" if key is None else check_key(key)
-    return Options(topic, message_id, priority, copied, lifetime, kept, wait, durability, memory, label)
+    return Options(message_id, priority, copied, lifetime, kept, wait, durability, memory, label)
 
 
 def refuse_unknown_options(names: Iterable[str]) -> None:

@@ -57,8 +57,8 @@ class Producer:
         """
         if len(message.body) > self._max_bytes:  # here, so that it fails alone, not its batch
             raise too_large(topic, message, self._max_bytes)
-        if self._shards.is_one:
-            return self._batcher(self._shards[0], topic, message).call(message)
+        if (only := self._shards.only) is not None:
+            return self._batcher(only, topic, message).call(message)
         return self._produce(topic, message)
 
     async def after(self, error: NotDurable | Sealed, topic: str, message: NewMessage) -> Receipt:

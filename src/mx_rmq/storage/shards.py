@@ -52,6 +52,8 @@ class Shards(Sequence["Shard"]):
         self.older: list[list[Shard]] = []
         """The shards of older generations, which only drain; the latest generation first."""
         self._all: list[Shard] = [self.base]
+        self.only: Shard | None = self.base
+        """The shard, if there is only one; an attribute, as every produce reads it."""
         self._made: dict[str, Shard] = {"": self.base}
         self._dropped: list[Shard] = []
         """Shards that are no longer in the layout."""
@@ -80,7 +82,7 @@ class Shards(Sequence["Shard"]):
     @property
     def is_one(self) -> bool:
         """Whether there is only one shard."""
-        return len(self._all) == 1
+        return self.only is not None
 
     # -- where a message is
 
@@ -268,6 +270,7 @@ class Shards(Sequence["Shard"]):
         generations = map(self.of, layout.generations)
         self.current, *self.older = reversed(list(generations))
         self._all = [shard for some in (self.current, *self.older) for shard in some]
+        self.only = self._all[0] if len(self._all) == 1 else None
         for name in [name for name, shard in self._made.items() if name and shard not in self._all]:
             self._dropped.append(self._made.pop(name))
         for tell in list(self._listeners):
