@@ -669,7 +669,7 @@ async def test_a_blocking_producer_forgets_older_generations_when_they_are_gone(
 ) -> None:
     """Otherwise it would hold topics, and ask for ids, where nothing is any more."""
     mq = make_queue(shards=2)
-    sync: Any = mq.sync
+    sync, shards = mq.sync, mq.sync._shards
     working(mq)
     await mq.produce("t", 1, delay=0.5)
     sync.produce("t", 2)
@@ -677,12 +677,12 @@ async def test_a_blocking_producer_forgets_older_generations_when_they_are_gone(
     going = asyncio.create_task(mq.reshard(3, progress=lambda _: begun.set()))
     await begun.wait()
     await asyncio.to_thread(sync.produce, "t", 3, message_id="own")
-    assert [len(some) for some in (sync._shards, *sync._older)] == [3, 2]
+    assert [len(some) for some in (shards._current, *shards._older)] == [3, 2]
     await mq.start()
     await going
-    sync._read_at = -inf
+    shards._read_at = -inf
     await asyncio.to_thread(sync.produce, "t", 4, key="k")
-    assert [len(some) for some in (sync._shards, *sync._older)] == [3]
+    assert [len(some) for some in (shards._current, *shards._older)] == [3]
     assert [await Queries(shard.store).held() for shard in mq._lifecycle.shards] == [set()] * 3
 
 
