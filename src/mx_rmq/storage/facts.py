@@ -203,7 +203,11 @@ _COLUMNS: Final = (
 
 @dataclass(slots=True, unsafe_hash=True)  # a frozen one takes several times as long to make
 class TopicCounts:
-    """The counts of a topic, all of one instant; from ``produced`` on they are totals over time."""
+    """The counts of a topic, all of one instant; from ``produced`` on they are totals over time.
+
+    What happens to a topic for the first time while ``counts()`` runs, such as its first cancelled message,
+    may be missing until the next call.
+    """
 
     pending: int = 0
     running: int = 0
