@@ -107,33 +107,33 @@ async def test_a_handler_that_has_begun_may_outlive_its_message(mq: RedisMessage
 @pytest.mark.parametrize("how", ["delay", "retry"])
 async def test_the_priority_survives(make_queue: MakeQueue, how: str) -> None:
     """When all are due together the urgent one is first, whichever way they got there."""
-    mq = make_queue(concurrency=1, prefetch=0)
+    mq = make_queue(concurrency=3)
     ran: list[str] = []
     begun: set[str] = set()
-    running, finish = asyncio.Event(), asyncio.Event()
+    fail = asyncio.Event()
 
     @mq.handler("t")
     async def on_t(payload: str, ctx: Context) -> None:
-        if payload == "blocker":
-            running.set()
-            await finish.wait()
-            return
         if how == "retry" and ctx.attempt == 1:
             begun.add(payload)
-            raise RetryLater(0.3)
+            await fail.wait()
+            raise RetryLater(0.1)
         ran.append(payload)
 
-    delay = 0.2 if how == "delay" else 0.0
+    await mq.open()
+    if how == "delay":
+        await mq.pause("t")
+    delay = 0.1 if how == "delay" else 0.0
     for payload in ("low", "normal", "high"):
         await mq.produce("t", payload, message_id=payload, priority=payload, delay=delay)
     await mq.start()
     if how == "retry":
         await eventually(lambda: len(begun) == 3)
-    await mq.produce("t", "blocker")
-    await running.wait()
+        await mq.pause("t")
+        fail.set()
     for payload in ("low", "normal", "high"):
         await in_state(mq, payload, "pending")
-    finish.set()
+    await mq.resume("t")
     await drained(mq)
     assert ran == ["high", "normal", "low"]
 
