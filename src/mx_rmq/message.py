@@ -72,6 +72,12 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     replays: Tally = 0
     history: list[PastAttempt] = []
 
+    def first_ready_at(self) -> float | None:
+        """When it could first be delivered, by the producer's clock; None if it was delivered or replayed before."""
+        if self.attempts or self.crashes or self.unbegun or self.put_off or self.replays:
+            return None
+        return self.created_at + self.delay if self.delay else self.created_at
+
     def remember(self, attempt: PastAttempt) -> None:
         """Append to the history; only the latest ``HISTORY_LIMIT`` entries are kept."""
         attempt.error = shorten(attempt.error)

@@ -37,6 +37,7 @@ async def shop(queue: RedisMessageQueue, redis: Redis) -> RedisMessageQueue:
     await queue.produce("prices", {"prise": 990}, message_id="price-1")
     await queue.produce("prices", {"prise": 991}, message_id="price-2")
     await bury(redis, LOST, "prices")
+    await asyncio.sleep(0.002)  # letters of one ms are listed by their ids
     await put_poison(redis)
     return queue
 

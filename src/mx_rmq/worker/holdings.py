@@ -242,12 +242,8 @@ class Job:
         It is ready from when it was produced, by the producer's clock, or from the end of its delay. How long
         a message waits that is tried again is not known here.
         """
-        message = self.message
-        if message is None or (
-            message.attempts or message.put_off or message.crashes or message.unbegun or message.replays
-        ):
+        if self.message is None or (ready_at := self.message.first_ready_at()) is None:
             return None
-        ready_at = message.created_at + (message.delay or 0.0)
         return max(0.0, self.holdings.server_time(self.started_at) - ready_at)
 
     def extend(self, seconds: float) -> None:

@@ -234,7 +234,12 @@ def name_of(kind: Kind) -> str:
 
 def _times(done: Sequence[tuple[Job, Done]]) -> str:
     """How long messages ran, and how long those waited that had never begun before."""
-    waits = [waited for job, _ in done if (waited := job.time_waited()) is not None]
+    ahead = done[0][0].holdings.server_time(0.0)  # the same for all: they are from one shard
+    waits = [
+        ahead + job.started_at - ready_at
+        for job, _ in done
+        if (message := job.message) is not None and (ready_at := message.first_ready_at()) is not None
+    ]
     return times_text([job.took for job, _ in done], waits)
 
 
