@@ -73,7 +73,7 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     history: list[PastAttempt] = []
 
     def first_ready_at(self) -> float | None:
-        """When it could first be delivered, by the producer's clock; None if it was delivered or replayed before."""
+        """When it could be delivered first, by the producer's clock; None if it was, or was replayed."""
         if self.attempts or self.crashes or self.unbegun or self.put_off or self.replays:
             return None
         return self.created_at + self.delay if self.delay else self.created_at

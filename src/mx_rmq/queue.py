@@ -39,7 +39,7 @@ from mx_rmq.operating.vanished import read_vanished
 from mx_rmq.override import Override
 from mx_rmq.payloads import check_payloads, in_place
 from mx_rmq.produce_options import DEFAULT
-from mx_rmq.producing.middleware import active, around, around_many
+from mx_rmq.producing.middleware import ProduceLayers, around, around_many
 from mx_rmq.producing.options import (
     check_options,
     checked_headers,
@@ -126,7 +126,7 @@ class RedisMessageQueue:
         given: dict[str, Any] = {**options} if url is None else {"url": url, **options}
         self.config: Config = Config.of(**given) if config is None else _only(config, given)
         address = Address(self.config.server)
-        self._produce_layers: list[ProduceMiddleware] = []
+        self._produce_layers = ProduceLayers()
         self.sync: SyncProducer = SyncProducer(self.config, address, self._produce_layers, self._fitting)
         """Produces to the same queue from code without an event loop."""
         self._handlers: dict[str, Handler[..., Any]] = {}
@@ -196,7 +196,7 @@ class RedisMessageQueue:
         """
         if _unknown:
             refuse_unknown_options(_unknown)
-        if self._produce_layers and (layers := active(self._produce_layers)):
+        if self._produce_layers.are_any and (layers := self._produce_layers.active()):
             options: ProduceOptions = {
                 "priority": priority,
                 "delay": delay,
@@ -241,7 +241,7 @@ class RedisMessageQueue:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        layers = active(self._produce_layers)
+        layers = self._produce_layers.active()
         if not layers:
             return await self._produce_many(topic, payloads, options)
         check_options(self.config, topic, **options)
@@ -263,13 +263,13 @@ class RedisMessageQueue:
         This includes ``mq.sync``; there a layer cannot await anything but ``call_next``.
         """
         check_takes("produce_middleware", layer, "call_next, topic, payload, options")
-        self._produce_layers.append(layer)
+        self._produce_layers.add(layer)
         return layer
 
     @property
     def has_produce_middleware(self) -> bool:
         """Whether produce has middleware."""
-        return bool(active(self._produce_layers))
+        return bool(self._produce_layers.active())
 
     async def _produce(self, topic: str, payload: Any, options: ProduceOptions) -> Receipt:
         """Produce without middleware; the innermost layer calls this."""

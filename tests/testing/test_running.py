@@ -82,11 +82,11 @@ async def test_the_queue_is_left_as_it_was() -> None:
         return await call_next(topic, payload, options)
 
     config = mq.config
-    before = dict(mq._handlers), list(mq._middleware), list(mq._produce_layers)
+    before = dict(mq._handlers), list(mq._middleware), list(mq._produce_layers.active())
     async with running(mq):
         await mq.produce("orders", {"id": "A1"})
     assert mq.config is config
-    assert (mq._handlers, mq._middleware, mq._produce_layers) == before
+    assert (mq._handlers, mq._middleware, list(mq._produce_layers.active())) == before
     assert mq._lifecycle.worker is None
     with pytest.raises(ConnectionError):
         await mq.produce("orders", {"id": "A1"})

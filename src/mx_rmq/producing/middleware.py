@@ -9,7 +9,7 @@ from mx_rmq.checks import shown
 from mx_rmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mx_rmq.produce_options import ProduceManyOptions, ProduceOptions
     from mx_rmq.receipt import Receipt
@@ -45,9 +45,37 @@ class ProduceMiddleware(Protocol):
         """Produce with *call_next*, and return its receipt."""
 
 
-def active(layers: Sequence[ProduceMiddleware]) -> Sequence[ProduceMiddleware]:
-    """The layers that are not off."""
-    return [layer for layer in layers if (is_on := getattr(layer, "is_on", None)) is None or is_on()]
+class ProduceLayers:
+    """The middleware of a queue, the outermost layer first."""
+
+    def __init__(self) -> None:
+        self._layers: list[ProduceMiddleware] = []
+        self._switches: list[Callable[[], bool]] = []
+        """``is_on`` of the layers that have it."""
+        self.are_any = False
+        """Whether there are layers, on or off."""
+
+    def add(self, layer: ProduceMiddleware) -> None:
+        """Put a layer inside the others."""
+        self._layers.append(layer)
+        self.are_any = True
+        if (is_on := getattr(layer, "is_on", None)) is not None:
+            self._switches.append(is_on)
+
+    def active(self) -> Sequence[ProduceMiddleware]:
+        """The layers that are not off."""
+        if len(self._switches) == len(self._layers):  # asked for every message, and nearly always all are off
+            for is_on in self._switches:
+                if is_on():
+                    break
+            else:
+                return ()
+        return [layer for layer in self._layers if _is_on(layer)]
+
+
+def _is_on(layer: ProduceMiddleware) -> bool:
+    is_on: Callable[[], bool] | None = getattr(layer, "is_on", None)
+    return is_on is None or is_on()
 
 
 def around(layers: Sequence[ProduceMiddleware], last: ProduceNext) -> ProduceNext:

@@ -17,7 +17,7 @@ from mx_rmq.events import MessagesProduced, heard
 from mx_rmq.payloads import check_payloads, numbered
 from mx_rmq.producing.calls import Calls
 from mx_rmq.producing.chunks import LONG_CHUNK, is_full
-from mx_rmq.producing.middleware import active, around, around_many
+from mx_rmq.producing.middleware import ProduceLayers, around, around_many
 from mx_rmq.producing.options import check_options, messages, refuse_one_id, refuse_unknown_options
 from mx_rmq.producing.placing import USER, NotSent, id_for, with_id
 from mx_rmq.producing.sync_shards import SyncShards
@@ -49,7 +49,7 @@ class SyncProducer:
     Args:
         config: of the queue.
         address: of its server, if other objects use it too.
-        layers: the produce middleware of its queue; the list may grow.
+        layers: the produce middleware of its queue.
         fit: returns a payload that the handler of a topic accepts, or raises ``InvalidPayload``.
     """
 
@@ -57,12 +57,12 @@ class SyncProducer:
         self,
         config: Config,
         address: Address | None = None,
-        layers: Sequence[ProduceMiddleware] = (),
+        layers: ProduceLayers | None = None,
         fit: Callable[[str, Any], Any] = lambda _topic, payload: payload,
     ) -> None:
         self._config = config
         self._fit = fit
-        self._layers = layers
+        self._layers = layers or ProduceLayers()
         self._shards = SyncShards(config, address or Address(config.server), Store)
         self._calls = Calls(config)
         self._names: list[str] = []
@@ -72,7 +72,7 @@ class SyncProducer:
     def produce(self, topic: str, payload: Any, **options: Unpack[ProduceOptions]) -> Receipt:
         """Store a message and return its id; the options are those of ``RedisMessageQueue.produce``."""
         refuse_unknown_options(options)
-        if layers := active(self._layers):
+        if layers := self._layers.active():
             return self._produce_through(layers, topic, payload, options)
         (receipt,) = self._send(topic, [self._message(topic, payload, options)])
         return receipt
@@ -84,7 +84,7 @@ class SyncProducer:
         check_topic(topic)
         refuse_unknown_options(options)
         refuse_one_id(options)
-        if layers := active(self._layers):
+        if layers := self._layers.active():
             stored: list[str] = []
 
             async def last(topic: str, payloads: Iterable[Any], options: ProduceManyOptions) -> list[Receipt]:
