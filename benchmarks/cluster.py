@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
-from benchmarks.bench import PAYLOAD, ratio, steady_cores
+from benchmarks.bench import PAYLOAD, own_core, ratio, steady_cores
 from benchmarks.rows import Row
 from mx_rmq import RedisMessageQueue
 from mx_rmq.storage.embedded_cluster import SLOTS, EmbeddedCluster, client_of
@@ -36,8 +36,8 @@ async def cluster(scale: float, rounds: int) -> Iterator[Row]:
     count = round(20_000 * scale)
     cluster = EmbeddedCluster.open(NODES)
     try:
-        with steady_cores():
-            runs = [{n: await one_run(cluster, n, count) for n in SHARDS} for _ in range(rounds)]
+        with steady_cores(), own_core(int(said["process_id"]) for said in info(cluster, "server")):
+            runs = [{n: await one_run(cluster, n, count) for n in SHARDS} for _ in range(3 * rounds)]
     finally:
         cluster.close(expected=True)
     rows: list[Row] = []
@@ -105,13 +105,15 @@ def ports(cluster: EmbeddedCluster) -> list[int]:
 
 def cpu_of(cluster: EmbeddedCluster) -> list[float]:
     """Seconds of processor time that each node has used."""
-    used = []
+    return [float(said["used_cpu_user"]) + float(said["used_cpu_sys"]) for said in info(cluster, "cpu")]
+
+
+def info(cluster: EmbeddedCluster, section: str) -> Iterator[dict[str, str]]:
+    """What each node says about itself."""
     for port in ports(cluster):
         with client_of(port) as node:
-            lines = node.execute_command("INFO", "cpu").decode().splitlines()
-        said = dict(line.split(":", 1) for line in lines if ":" in line)
-        used.append(float(said["used_cpu_user"]) + float(said["used_cpu_sys"]))
-    return used
+            lines = node.execute_command("INFO", section).decode().splitlines()
+        yield dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def spread_name() -> str:

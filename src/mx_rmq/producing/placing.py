@@ -77,7 +77,7 @@ class Placing:
             self._look_soon()
         elif len(current) == 1:
             return current[0], message
-        shard = shards.home(message.key or message.id)
+        shard = current[shard_number(message.key or message.id, len(current))]
         if shard.is_well or message.is_bound:
             return shard, message
         well = [number for number, each in enumerate(current) if each.is_well]

@@ -47,9 +47,42 @@ class Vitals:
 
     def read(self) -> WorkerHealth:
         """How the worker is now."""
-        now, lag = monotonic(), self._pulse.lag()
+        now, lag, lost = monotonic(), self._pulse.lag(), self._lost()
         loads = [load for holdings in list(self._services) for load in holdings.load().values()]
-        lost = sum(now - at < _LATELY for holdings in list(self._services) for at in list(holdings.losses))
+        stuck, problems = self._problems(now, lag, lost)
+        return WorkerHealth(
+            name=self._worker,
+            loop_lag=lag,
+            running=sum(running for running, _ in loads),
+            held=sum(held for _, held in loads),
+            leases_lost=lost,
+            shards=tuple(
+                _shard(holdings.shard.name, services, now)
+                for holdings, services in list(self._services.items())
+            ),
+            problems=(*stuck, *problems),
+            stuck=tuple(stuck),
+        )
+
+    def said(self, holdings: Holdings) -> dict[str, Any]:
+        """What the worker registers of this on a shard, for others to see."""
+        lag = self._pulse.lag()
+        stuck, problems = self._problems(monotonic(), lag, self._lost())
+        facts: dict[str, Any] = {"loop_lag": round(lag, 3)}
+        for service in self._services.get(holdings, ()):
+            if isinstance(service, Fetcher) and service.claimed_at is not None:
+                facts["claimed_at"] = round(holdings.server_time(service.claimed_at), 3)
+        if stuck or problems:
+            facts["problems"] = [problem[:_LONGEST] for problem in (*stuck, *problems)[:_MOST_SAID]]
+        return facts
+
+    def _lost(self) -> int:
+        """How many leases were lost lately."""
+        now = monotonic()
+        return sum(now - at < _LATELY for holdings in list(self._services) for at in list(holdings.losses))
+
+    def _problems(self, now: float, lag: float, lost: int) -> tuple[list[str], list[str]]:
+        """What is stuck, and what else is wrong, as sentences."""
         problems: list[str] = []
         stuck: list[str] = []
         for holdings, services in list(self._services.items()):
@@ -67,30 +100,7 @@ class Vitals:
             problems.append(f"the event loop was blocked for {lag:.1f} s")
         if lost:
             problems.append(f"{lost} leases were lost in the last minute")
-        return WorkerHealth(
-            name=self._worker,
-            loop_lag=lag,
-            running=sum(running for running, _ in loads),
-            held=sum(held for _, held in loads),
-            leases_lost=lost,
-            shards=tuple(
-                _shard(holdings.shard.name, services, now)
-                for holdings, services in list(self._services.items())
-            ),
-            problems=(*stuck, *problems),
-            stuck=tuple(stuck),
-        )
-
-    def said(self, holdings: Holdings) -> dict[str, Any]:
-        """What the worker registers of this on a shard, for others to see."""
-        vitals = self.read()
-        facts: dict[str, Any] = {"loop_lag": round(vitals.loop_lag, 3)}
-        for service in self._services.get(holdings, ()):
-            if isinstance(service, Fetcher) and service.claimed_at is not None:
-                facts["claimed_at"] = round(holdings.server_time(service.claimed_at), 3)
-        if vitals.problems:
-            facts["problems"] = [problem[:_LONGEST] for problem in vitals.problems[:_MOST_SAID]]
-        return facts
+        return stuck, problems
 
     def _limit(self, service: Service) -> float:
         return max(self._config.lease, 3 * service.interval) + self._config.socket_timeout
