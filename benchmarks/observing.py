@@ -20,14 +20,15 @@ async def observing(scale: float, rounds: int) -> Iterator[Row]:
     count = round(50_000 * scale)
     with steady_cores():
         async with fresh() as bench:
+            # Many short rounds: what is compared differs by less than the noise of one.
             plain, traced, counted = await in_turns(
-                rounds,
-                lambda: drain(bench, count, unwatched),
-                lambda: drain(bench, count, without_provider),
-                lambda: drain(bench, count, with_metrics),
+                2 * rounds,
+                lambda: drain(bench, count // 2, unwatched),
+                lambda: drain(bench, count // 2, without_provider),
+                lambda: drain(bench, count // 2, with_metrics),
             )
-            alone, traced_alone = await in_turns(  # they differ by less than the noise of a round
-                5 * rounds,
+            alone, traced_alone = await in_turns(
+                3 * rounds,
                 lambda: concurrent(bench, count // 2, unwatched),
                 lambda: concurrent(bench, count // 2, without_provider),
             )
