@@ -292,7 +292,7 @@ async def test_everything_but_live_figures_works_without_javascript(
     await tab.find("#typed").fill("letter")
     tab.expected = 400
     await tab.press("Purge")
-    await tab.sees("type the name of the topic", "body")  # or the next page is gone to before this one is here
+    await tab.sees("type the name of the topic", "body")  # before the next page is opened
     assert (await shop.mq.counts()).topics["letters"].pending == 5
     await tab.go("topic/purge?name=letters")
     await tab.find("#typed").fill("letters")
