@@ -58,13 +58,13 @@ def another_monitor(server: EmbeddedServer) -> Iterator[list[str]]:
 
 @pytest.mark.one_shard
 async def test_a_handler_of_five_leases_runs_once(make_queue: MakeQueue, server: EmbeddedServer) -> None:
-    mq = make_queue(lease=0.2)
+    mq = make_queue(lease=0.6)
     ran: list[int] = []
 
     @mq.handler("t")
     async def on_t(payload: int) -> None:
         ran.append(payload)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(3.0)
 
     with another_monitor(server) as taken:
         await mq.start()
@@ -77,13 +77,13 @@ async def test_a_handler_of_five_leases_runs_once(make_queue: MakeQueue, server:
 async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
     make_queue: MakeQueue, server: EmbeddedServer
 ) -> None:
-    mq = make_queue(lease=0.3, concurrency=1)
+    mq = make_queue(lease=0.7, concurrency=1)
     ran: list[int] = []
 
     @mq.handler("t")
     async def on_t(payload: int) -> None:
         ran.append(payload)
-        time.sleep(0.9)  # noqa: ASYNC251 - what one must not do
+        time.sleep(2.1)  # noqa: ASYNC251 - what one must not do
 
     with another_monitor(server) as taken:
         await mq.start()
@@ -95,10 +95,10 @@ async def test_a_handler_that_blocks_the_event_loop_for_three_leases_runs_once(
 @pytest.mark.one_shard
 @ONE_SERVER
 async def test_what_is_held_ready_keeps_its_lease_too(make_queue: MakeQueue, server: EmbeddedServer) -> None:
-    mq = make_queue(lease=0.2)
+    mq = make_queue(lease=0.6)
     ran: list[list[int]] = []
 
-    @mq.handler("t", batch=100, linger=0.6)
+    @mq.handler("t", batch=100, linger=1.8)
     async def on_t(payloads: list[int]) -> None:
         ran.append(payloads)
 
@@ -157,13 +157,13 @@ async def test_a_loop_that_hangs_for_long_keeps_only_what_has_a_timeout(
     make_queue: MakeQueue, server: EmbeddedServer, timeout: float | None, kept: bool
 ) -> None:
     """Without one its handler would keep the message for as long as the process lives."""
-    mq = make_queue(lease=0.2, patience=0.5, timeout=timeout)
+    mq = make_queue(lease=1.0, patience=0.5, timeout=timeout)
 
     with another_monitor(server) as taken:
 
         @mq.handler("t", retry=ONCE)
         async def on_t(payload: int) -> None:
-            until = time.monotonic() + (2.5 if kept else 10)
+            until = time.monotonic() + (4 if kept else 10)
             while not taken and time.monotonic() < until:
                 time.sleep(0.02)  # noqa: ASYNC251 - the whole loop hangs
 
@@ -336,7 +336,7 @@ async def test_who_may_have_been_missed_asks_before_it_begins(
 async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
     make_queue: MakeQueue, redis: Redis, server: EmbeddedServer
 ) -> None:
-    mq = make_queue(lease=0.2)
+    mq = make_queue(lease=0.8)
     ran: list[str] = []
     finish = asyncio.Event()
 
@@ -347,7 +347,7 @@ async def test_a_topic_whose_leases_cannot_be_kept_costs_no_other_topic_its_own(
     @mq.handler("b")
     async def on_b(payload: int) -> None:
         ran.append("b")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.4)
 
     await mq.start()
     await mq.produce("a", 1, message_id="A1")
