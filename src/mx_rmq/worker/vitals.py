@@ -47,7 +47,8 @@ class Vitals:
 
     def read(self) -> WorkerHealth:
         """How the worker is now."""
-        now, lag, lost = monotonic(), self._pulse.lag(), self._lost()
+        now, lag = monotonic(), self._pulse.lag()
+        lost = self._lost(now)
         loads = [load for holdings in list(self._services) for load in holdings.load().values()]
         stuck, problems = self._problems(now, lag, lost)
         return WorkerHealth(
@@ -66,8 +67,8 @@ class Vitals:
 
     def said(self, holdings: Holdings) -> dict[str, Any]:
         """What the worker registers of this on a shard, for others to see."""
-        lag = self._pulse.lag()
-        stuck, problems = self._problems(monotonic(), lag, self._lost())
+        now, lag = monotonic(), self._pulse.lag()
+        stuck, problems = self._problems(now, lag, self._lost(now))
         facts: dict[str, Any] = {"loop_lag": round(lag, 3)}
         for service in self._services.get(holdings, ()):
             if isinstance(service, Fetcher) and service.claimed_at is not None:
@@ -76,9 +77,8 @@ class Vitals:
             facts["problems"] = [problem[:_LONGEST] for problem in (*stuck, *problems)[:_MOST_SAID]]
         return facts
 
-    def _lost(self) -> int:
+    def _lost(self, now: float) -> int:
         """How many leases were lost lately."""
-        now = monotonic()
         return sum(now - at < _LATELY for holdings in list(self._services) for at in list(holdings.losses))
 
     def _problems(self, now: float, lag: float, lost: int) -> tuple[list[str], list[str]]:
