@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"run on a cluster of three primaries, with queues of {SHARDS} shards",
     )
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt the programs they start.
+
+    A shell script that starts a command with ``&`` has it ignore SIGINT, and its children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
