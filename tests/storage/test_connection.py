@@ -126,6 +126,39 @@ async def test_an_error_is_its_own_commands_only(link: Connection) -> None:
     assert all(isinstance(error, ResponseError) and "NONSENSE" in str(error) for error in results[1::2])
 
 
+class CancelledByCtrlC(asyncio.Future[Any]):
+    """Is cancelled right after it said that it is not done, as a signal may do it."""
+
+    def done(self) -> bool:
+        done = super().done()
+        self.cancel()
+        return done
+
+
+async def test_a_reply_that_is_cancelled_while_it_arrives_harms_no_other(link: Connection) -> None:
+    wire = await link.opened()
+    unlucky = [CancelledByCtrlC(), CancelledByCtrlC()]
+    wire.send_together([("ECHO", "1"), ("NONSENSE",)], unlucky)
+    assert await asyncio.wait_for(link.execute_command("PING"), 10) == b"PONG"
+    assert all(future.cancelled() for future in unlucky)
+    assert await link.opened() is wire, "the connection is kept"
+
+
+async def test_a_receiver_that_fails_is_told_of(link: Connection) -> None:
+    """Only a cancelled receiver is passed over in silence."""
+
+    class Broken(asyncio.Future[Any]):
+        def set_result(self, result: Any) -> None:
+            raise asyncio.InvalidStateError("broken")
+
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    wire = await link.opened()
+    wire.send_together([("PING",)], [Broken()])
+    await eventually(lambda: told)
+    assert str(told[0]["exception"]) == "broken"
+
+
 async def test_an_unknown_script_has_its_own_error(link: Connection) -> None:
     with pytest.raises(NoScriptError):
         await link.execute_command("EVALSHA", "0" * 40, 0)

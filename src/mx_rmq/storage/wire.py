@@ -140,9 +140,8 @@ class Wire(asyncio.Protocol):
     def _let_go(self, replies: tuple[asyncio.Future[Any], ...]) -> None:
         if self._loop.time() - self._moved_at > self._timeout / 2:
             for reply in replies:
-                if not reply.done():
-                    why = f"no answer from the server: {silence(self._timeout)}"
-                    reply.set_exception(ServerUnavailable(why))
+                why = f"no answer from the server: {silence(self._timeout)}"
+                _resolve(reply, ServerUnavailable(why))
 
     def lose(self, why: str) -> None:
         """Close the connection; every caller that waits for a reply gets an error."""
@@ -157,9 +156,8 @@ class Wire(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
         while self._waiting:
-            future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(kind(f"the connection was lost: {why}"))
+            receiver, _ = self._waiting.popleft()
+            _resolve(receiver, kind(f"the connection was lost: {why}"))
 
     def _outgoing(self) -> int:
         """How many bytes have not been sent yet."""
@@ -192,16 +190,15 @@ class Wire(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
-                future, _ = self._waiting.popleft()
+                receiver, _ = self._waiting.popleft()
                 if isinstance(reply, hiredis.ReplyError):
-                    if not future.done():
-                        future.set_exception(refusal(str(reply)))
+                    _resolve(receiver, refusal(str(reply)))
                     if DEMOTED.search(str(reply)):
                         self.lose(f"the server is not the primary any more: {reply}")
                         self._on_demoted(str(reply))
                         return
-                elif not future.done():
-                    future.set_result(reply)
+                else:
+                    _resolve(receiver, reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self.lose(f"the server's reply cannot be read: {error}")
 
@@ -209,6 +206,24 @@ class Wire(asyncio.Protocol):
         """The server closed the connection, or the network lost it."""
         self._stream.connection_lost(exc)
         self.lose(str(exc) if exc else "closed by the server")
+
+
+def _resolve(receiver: Receiver, reply: Any) -> None:
+    """Hand over a reply or an error, unless it is no longer wanted.
+
+    asyncio handles Ctrl-C between any two instructions, also here: it cancels the main task, and with it the
+    future of the reply.
+    """
+    if receiver.done():
+        return
+    try:
+        if isinstance(reply, BaseException):
+            receiver.set_exception(reply)
+        else:
+            receiver.set_result(reply)
+    except asyncio.InvalidStateError:
+        if not receiver.done():
+            raise
 
 
 def silence(timeout: float) -> str:
