@@ -68,6 +68,24 @@ async def healthy(make_queue: MakeQueue, **options: Any) -> RedisMessageQueue:
     return mq
 
 
+async def test_what_a_vanished_worker_held_runs_in_its_order(redis: Redis, make_queue: MakeQueue) -> None:
+    """Its leases end at the same instant, and ids such as these are sorted otherwise."""
+    mq, store, seen = make_queue(lease=0.3), store_of(redis), list[int]()
+
+    @mq.handler("t", concurrency=1)
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    await mq.open()
+    for n in range(12):
+        await mq.produce("t", n, message_id=f"n-{n}")
+    held = (await store.claim("t", 12, lease=15, holder="gone")).deliveries
+    await store.extend("t", held, lease=0.01)
+    await mq.start()
+    await drained(mq)
+    assert seen == list(range(12))
+
+
 async def test_the_third_crash_is_the_last(make_queue: MakeQueue, redis: Redis) -> None:
     mq = await healthy(make_queue)
     await mq.produce("t", 1, message_id="A1")

@@ -54,6 +54,27 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_made_again(
     assert (await outside.counts()).topics["t"].completed == 2
 
 
+async def test_messages_of_a_claim_whose_reply_was_lost_run_in_their_order(
+    proxy: Proxy, make_queue: MakeQueue
+) -> None:
+    """Their leases are read from a hash, which has no order."""
+    mq, outside = make_queue(proxy.url, lease=3600, poll=60), make_queue()
+    seen: list[int] = []
+
+    @mq.handler("t")
+    async def on_t(payload: int) -> None:
+        seen.append(payload)
+
+    await outside.open()
+    for n in range(40):
+        await outside.produce("t", n, message_id=f"n-{n}")
+    proxy.lose_reply(script="claim_message")
+    await mq.start()
+    await drained(outside)
+    assert proxy.lost_replies == 1
+    assert seen == list(range(40))
+
+
 async def test_among_very_many_leases_nobody_looks_for_its_own(
     proxy: Proxy, make_queue: MakeQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -371,6 +371,10 @@ class Queries:
             if int(cursor) == 0:
                 return leases
 
+    async def bodies(self, ids: Sequence[str]) -> list[bytes | None]:
+        """The bodies of messages that one claim has returned, so that they fit into a reply."""
+        return list(await self._read("HMGET", "payload", *ids)) if ids else []
+
     async def values(self, part: str, names: Sequence[str]) -> AsyncIterator[list[bytes | None]]:
         """The values of a hash's fields in the given order, as many at a time as fit into a reply."""
         some: list[str] = []

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, StoreError
 from mx_rmq.limits import BATCH
+from mx_rmq.message import turn_of
 from mx_rmq.storage.contract import Claim, Delivery, Want
 from mx_rmq.storage.queries import Queries
 from mx_rmq.worker.holdings import Job
@@ -263,7 +264,7 @@ class Fetcher(Service):
         self._ready.offer(work, jobs)
 
     async def _give_back_unknown(self, topic: str) -> None:
-        """Release what a claim without a reply leased to this worker, so that no lease has to run out."""
+        """Release, in order, what a claim without a reply leased to this worker: no lease has to run out."""
         known = {(job.delivery.id, job.delivery.token) for job in self._holdings.jobs}
         queries, queue = Queries(self._store), self._config.name
         try:
@@ -272,16 +273,21 @@ class Fetcher(Service):
                 error = f"{count} leases are too many to look for its own"
                 events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=error))
                 return
-            leases = await queries.leases(topic)
+            tokens = {
+                id_: lease.token
+                for id_, lease in (await queries.leases(topic)).items()
+                if lease.holder == self._worker and (id_, lease.token) not in known
+            }
+            bodies = await queries.bodies(list(tokens))
         except ResponseError as refused:  # no right to read leases; they run out, and claiming goes on
             events.emit(events.ClaimNotGivenBack(queue=queue, topic=topic, error=str(refused)))
             return
         unknown = [
-            Delivery(id_, topic, lease.token, b"", inf)
-            for id_, lease in leases.items()
-            if lease.holder == self._worker and (id_, lease.token) not in known
+            Delivery(id_, topic, token, body or b"", inf)
+            for (id_, token), body in zip(tokens.items(), bodies, strict=True)
         ]
-        for start in range(0, len(unknown), BATCH):
+        unknown.sort(key=lambda each: (each.fence, turn_of(each.body, each.id)))  # leases have no order
+        for start in reversed(range(0, len(unknown), BATCH)):  # last batch first: each goes to the head
             await self._store.release(topic, unknown[start : start + BATCH])
         if unknown:
             events.emit(events.ClaimGivenBack(queue=queue, topic=topic, messages=len(unknown)))

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from mx_rmq import events
 from mx_rmq.errors import MxRmqError, ServerUnavailable, StoreError, UnreadableMessage, WrongKeyType
 from mx_rmq.limits import BATCH
-from mx_rmq.message import decode_message, encode_message
+from mx_rmq.message import decode_message, encode_message, turn_of
 from mx_rmq.storage.contract import Delivery, Settled
 from mx_rmq.storage.queries import Queries
 from mx_rmq.worker import outcome
@@ -222,7 +222,8 @@ class Monitor(Service):
     async def _settle(self, taken: list[Takeover], now: float) -> None:
         groups: dict[tuple[str, type[Verdict]], list[tuple[Takeover, Verdict]]] = defaultdict(list)
         seen = await self._presence.seen({each.previous for each in taken if each.cause != "expired"})
-        for takeover in taken:
+        # Deadlines have another order than the lanes to whose heads messages go back.
+        for takeover in sorted(taken, key=lambda each: turn_of(each.delivery.body, each.delivery.id)):
             verdict = self._judge(takeover, now, seen)
             groups[takeover.delivery.topic, type(verdict)].append((takeover, verdict))
         statuses: list[Settled] = []
