@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import socket
@@ -103,3 +104,12 @@ async def read_key(redis: Redis, key: str) -> Any:
     if kind == "set":
         return {item.decode() for item in reply}
     return reply.decode()
+
+
+class CancelledByCtrlC(asyncio.Future[Any]):
+    """Is cancelled right after it said that it is not done, as a signal may do it."""
+
+    def done(self) -> bool:
+        done = super().done()
+        self.cancel()
+        return done

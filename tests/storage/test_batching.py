@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.storage.batching import Batcher
+from tests.harness import CancelledByCtrlC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,6 +177,24 @@ async def test_a_caller_that_gives_up_changes_nothing_for_the_others(wire: Wire)
         "r5",
     ]
     assert wire.batches == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("error", [None, OSError("broken")])
+async def test_a_caller_cancelled_while_results_are_handed_out_harms_no_other(
+    wire: Wire, error: Exception | None
+) -> None:
+    batcher = Batcher(wire.send)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "create_future", CancelledByCtrlC)
+        unlucky = batcher.add(1)
+    later = batcher.add(2)
+    wire.answer(error)
+    async with asyncio.timeout(5):
+        (result,) = await asyncio.gather(later, return_exceptions=True)
+    assert str(result) == (str(error) if error else "r2")
+    assert unlucky.cancelled()
+    wire.answer()
+    assert await batcher.add(3) == "r3"
 
 
 async def test_an_error_that_nobody_waits_for_warns_of_nothing(wire: Wire) -> None:

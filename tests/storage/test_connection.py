@@ -19,7 +19,7 @@ from mx_rmq.storage.connection import Connection, ConnectionPerCall
 from mx_rmq.storage.embedded import EmbeddedServer
 from mx_rmq.storage.opening import connections
 from mx_rmq.storage.wire import CutShort
-from tests.harness import At, command
+from tests.harness import At, CancelledByCtrlC, command
 from tests.proxy import Proxy
 from tests.tls import Tls
 from tests.words import eventually
@@ -124,15 +124,6 @@ async def test_an_error_is_its_own_commands_only(link: Connection) -> None:
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert results[::2] == [str(n).encode() for n in range(300)]
     assert all(isinstance(error, ResponseError) and "NONSENSE" in str(error) for error in results[1::2])
-
-
-class CancelledByCtrlC(asyncio.Future[Any]):
-    """Is cancelled right after it said that it is not done, as a signal may do it."""
-
-    def done(self) -> bool:
-        done = super().done()
-        self.cancel()
-        return done
 
 
 async def test_a_reply_that_is_cancelled_while_it_arrives_harms_no_other(link: Connection) -> None:

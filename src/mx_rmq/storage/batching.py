@@ -217,10 +217,18 @@ class Batcher(Generic[Item, Result]):
             self._bound = min(self._most_weight, self._bound * 2)
         for future, result in zip(futures, results, strict=True):
             if future is not None and not future.done():
-                future.set_result(result)
+                try:
+                    future.set_result(result)
+                except asyncio.InvalidStateError:
+                    if not future.cancelled():  # Ctrl-C cancels it between any two instructions, also here
+                        raise
 
 
 def _fail(future: asyncio.Future[Result] | None, error: Exception) -> None:
     if future is not None and not future.done():
-        future.set_exception(error)
-        future.exception()  # mark as retrieved, so an abandoned future logs no warning
+        try:
+            future.set_exception(error)
+            future.exception()  # mark as retrieved, so an abandoned future logs no warning
+        except asyncio.InvalidStateError:
+            if not future.cancelled():  # Ctrl-C, as above
+                raise
