@@ -10,7 +10,6 @@ import msgspec
 
 from mx_rmq.config import Durability
 from mx_rmq.message import Lane
-from mx_rmq.storage.counters import Counters
 
 _LEASE: Final = re.compile(r"(\d+@\d{1,16}) (\S+) (\S+) (\S+)(?: (\S+))?", re.ASCII)
 
@@ -275,12 +274,18 @@ class Restore(NamedTuple):
 class TopicRow(NamedTuple):
     """How a topic stands, all of one instant."""
 
-    entries: int
-    """In its pending lists, stale ones included."""
+    pending: int
     leases: int
-    oldest_at: float | None
-    """When the message that is next in line was produced."""
-    counters: Counters
+    delayed: int
+    in_dlq: int
+    oldest_at: bytes | None
+    """When the message that is next in line was produced, as its body has it."""
+    produced: int
+    completed: int
+    retried: int
+    put_off: int
+    lapsed: int
+    dead: int
 
 
 class Left(NamedTuple):

@@ -37,13 +37,13 @@ from mx_rmq.storage.contract import (
     TopicRow,
     Want,
 )
-from mx_rmq.storage.counters import HAPPENINGS, RARE, USUAL, Counters, whole
+from mx_rmq.storage.counters import HAPPENINGS, RARE, USUAL
 from mx_rmq.storage.keys import HELD
 from mx_rmq.storage.refusals import refusal_of
 from mx_rmq.storage.scripts import SCRIPTS, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from enum import IntEnum
 
     from mx_rmq.storage.commands import Commands, Together
@@ -407,11 +407,11 @@ class Store:
             topics: to read.
             rare: which of the rare counters to read, by topic; all of every topic by default.
         """
-        asked = [RARE if rare is None else tuple(rare.get(topic, ())) for topic in topics]
         args = [self.keys.prefix, " ".join(USUAL)]
-        for topic, names in zip(topics, asked, strict=True):
-            args += (topic, " ".join(names))
-        return list(_topic_rows(await self._run("count_topics", args), asked))
+        for topic in topics:
+            args += (topic, " ".join(RARE if rare is None else rare.get(topic, ())))
+        cells = iter(await self._run("count_topics", args))
+        return list(map(TopicRow._make, zip(*[cells] * len(TopicRow._fields), strict=True)))
 
     async def forget(self, topics: Sequence[str], *, idle: float) -> list[str]:
         """Forget those topics that have been empty, not paused and unused for *idle* seconds; returns them.
@@ -550,21 +550,6 @@ def too_large(topic: str, message: NewMessage, max_bytes: int) -> MessageTooLarg
         f"message {message.id} for topic {topic!r} has {len(message.body)} bytes, "
         f"the limit is {max_bytes}; store large data elsewhere and send a reference"
     )
-
-
-def _topic_rows(cells: list[Any], asked: Sequence[Sequence[str]]) -> Iterator[TopicRow]:
-    at = 0
-    for names in asked:
-        if at == len(cells):
-            return
-        entries, leases, oldest, produced, completed, retried, dead = cells[at : at + 7]
-        at += 7
-        of = Counters(whole(produced), whole(completed), whole(retried), whole(dead))
-        if names:
-            rare = map(whole, cells[at : at + len(names)])
-            of = of._replace(**dict(zip(names, rare, strict=True)))
-            at += len(names)
-        yield TopicRow(entries, leases, None if oldest is None else float(oldest), of)
 
 
 _NOTHING: Final = Kept()
