@@ -93,7 +93,7 @@ class Queries:
         self._now = store.now
 
     async def counts(self) -> Counts:
-        """The counts of every topic, in a few round trips: two for up to 1,000 topics."""
+        """The counts of every topic, in a few round trips: two for up to 1,600 topics."""
         topics, paused, delayed, dead, workers, rare = await asyncio.gather(
             self._read("SMEMBERS", "topics"),
             self._read("SMEMBERS", "paused"),
@@ -446,7 +446,7 @@ _CLIENTS: Final = 250
 """Connections looked at in one call. The server needs 1 ms for them."""
 _TOPICS: Final = 200
 """Topics counted in one call. The server needs 2 ms for them."""
-_CALLS: Final = 5
+_CALLS: Final = 8
 """Calls that count topics at a time. The server answers all that it has read of them at once, so with all
 of them it would work alone, and then this process."""
 _FIELDS: Final = 10_000
