@@ -283,8 +283,8 @@ async def test_every_shard_may_bring_a_message_however_few_can_run(mq: RedisMess
     handlers = [mq.handler(topic)(handle) for topic in ("a", "b")]
     one, many = ReadyJobs(handlers, 1, 0), ReadyJobs(handlers, 100, 0)
     for _ in range(8):
-        one.on_room(lambda: None)
-        many.on_room(lambda: None)
+        one.on_room(lambda: False)
+        many.on_room(lambda: False)
     assert one.runs_to_share() == 1
     assert many.runs_to_share() == 12
 

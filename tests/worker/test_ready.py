@@ -426,8 +426,13 @@ def pool_of_two_shards(
     work.pace.prefetch, work.pace._measured_at = prefetch, inf
     told: list[str] = []
     for name in ("first", "second"):
-        pool.on_room(partial(told.append, name))
+        pool.on_room(partial(note, told, name))
     return pool, work, told
+
+
+def note(told: list[str], name: str, *, is_about_to_claim: bool = False) -> bool:
+    told.append(name)
+    return is_about_to_claim
 
 
 async def test_while_another_shard_is_asked_for_most_of_it_no_small_claim_is_made() -> None:
@@ -469,6 +474,24 @@ async def test_fetchers_are_told_of_room_once_until_one_looks_and_not_while_enou
     pool.room(work)
     told.clear()
     assert sorted(end_one()) == ["first", "second"], "a shard that does not answer stops no other"
+
+
+async def test_room_is_offered_to_one_fetcher_after_the_other_until_one_is_about_to_claim() -> None:
+    """Eight fetchers would otherwise be woken for room that one of them takes."""
+    pool, work, told = pool_of_two_shards(4)
+    pool.on_room(third := partial(note, told, "third", is_about_to_claim=True))
+    pool.on_room(partial(note, told, "fourth"))
+    pool.offer_room()
+    assert told == ["first", "second", "third"]
+    told.clear()
+    with pool.claiming(work, pool.room(work)):
+        assert told == [], "it takes all room"
+    told.clear()
+    with pool.claiming(work, 1):
+        assert told == ["second", "third"], "it leaves room to the others; the first one's turn is over"
+    told.clear()
+    pool.not_on_room(third)
+    assert told == ["fourth", "first", "second"], "it was about to claim, and does not any more"
 
 
 async def test_a_batch_that_lingers_keeps_no_fetcher_from_filling_it() -> None:

@@ -59,7 +59,7 @@ class Fetcher(Service):
         self._loop = asyncio.get_running_loop()
         self._parked = ParkedClaim(holdings)
         self._wakeup = Wakeup(holdings.shard, self.alarm, config.poll)
-        ready.on_room(self.alarm.ring)
+        ready.on_room(self._offered)
         self._topic_of = {holdings.shard.keys.of_topic(topic, "wake"): topic for topic in ready.topics}
         self._wake_key = {topic: key for key, topic in self._topic_of.items()}
         self._turns = deque(ready.topics)
@@ -72,6 +72,8 @@ class Fetcher(Service):
         """Topics whose last claim got no reply: it may have leased messages that are not in the holdings."""
         self._failure: Exception | None = None
         """Why the parked claim was not answered."""
+        self._resting = False
+        """Whether all that can be claimed now was claimed, and only the alarm is waited for."""
         self._pop_refused = self._told = False
         """Whether tokens could not be waited for the last time, and whether that was reported."""
         self.refused: dict[str, str] = {}
@@ -113,10 +115,25 @@ class Fetcher(Service):
             return
         if not self._covered:
             await self._park()
-        await self.alarm.wait(seconds)
+        self._resting = True
+        try:
+            await self.alarm.wait(seconds)
+        finally:
+            self._resting = False
         if (failure := self._failure) is not None:
             self._failure = None
+            self._ready.offer_room()  # it may have been offered here
             raise failure
+
+    def _offered(self) -> bool:
+        """Look for room in the next step; returns whether messages will be claimed then."""
+        if self._resting and not self._hot and len(self._covered) == len(self._topic_of):
+            return False  # the parked claim asks for every topic already
+        self.alarm.ring()
+        # With a doubtful topic, the step begins with reads; without a reply, others would wait for room.
+        may_claim = self._resting and not self.stopping and self._failure is None and not self._doubtful
+        ready = self._ready
+        return may_claim and any(ready.room_to_offer(ready.topics[topic]) for topic in self._hot)
 
     # -- the parked claim
 
@@ -302,7 +319,7 @@ class Fetcher(Service):
 
     async def close(self) -> None:
         """Stop waiting for tokens, and give back what no reply told of."""
-        self._ready.not_on_room(self.alarm.ring)
+        self._ready.not_on_room(self._offered)
         if self.stopping:
             await self._parked.end()  # what it brings is given back by the worker
         await self._parked.close()

@@ -82,9 +82,10 @@ class ReadyJobs:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.topics = {handler.topic: TopicWork(handler, concurrency, now) for handler in handlers}
-        self._room_listeners: list[Callable[[], None]] = []
+        self._claimers: list[Callable[[], bool]] = []
+        """What claims from each shard; the one whose turn is next comes first."""
         self._told = False
-        """Whether the listeners were told of room and none has looked since."""
+        """Whether room was offered and none has looked since."""
         self._closed = False
         self._line: deque[TopicWork] = deque()
         self._idle: list[asyncio.Future[None]] = []
@@ -181,7 +182,7 @@ class ReadyJobs:
         if self._watchers:
             self._tell_watchers()
         if not self._told and topic.needs_more(len(topic.ready)):
-            self._tell_of_room()
+            self.offer_room()
 
     async def idle(self) -> None:
         """Wait until nothing runs."""
@@ -259,14 +260,25 @@ class ReadyJobs:
 
     # -- room
 
-    def on_room(self, tell: Callable[[], None]) -> None:
-        """Call *tell* whenever there may be room for more."""
-        self._room_listeners.append(tell)
+    def on_room(self, offer: Callable[[], bool]) -> None:
+        """Call *offer* when there may be room for more; it returns whether it is about to claim."""
+        self._claimers.append(offer)
 
-    def not_on_room(self, tell: Callable[[], None]) -> None:
+    def not_on_room(self, offer: Callable[[], bool]) -> None:
         """Do not call it any more."""
-        if tell in self._room_listeners:
-            self._room_listeners.remove(tell)
+        if offer in self._claimers:
+            self._claimers.remove(offer)
+            self.offer_room()  # it may have been about to claim
+
+    def offer_room(self) -> None:
+        """Offer room to one shard after the other, up to the first that is about to claim.
+
+        It seldom leaves room to the others; if it does, ``claiming`` offers them the rest.
+        """
+        self._told = True
+        for offer in self._claimers:
+            if offer():
+                break
 
     def runs_to_share(self) -> int:
         """How many runs a parked claim may bring messages for, at least one.
@@ -275,15 +287,19 @@ class ReadyJobs:
         worker holds a few messages more than it can run, until runs end or the surplus is given back.
         """
         free = self.concurrency - self._runs - sum(topic.starting for topic in self.topics.values())
-        return max(1, free // max(1, len(self._room_listeners)))
+        return max(1, free // max(1, len(self._claimers)))
 
     def room(self, topic: TopicWork) -> int:
-        """How many more messages of a topic to claim.
+        """How many more messages of a topic to claim now; if there is more room later, it is offered."""
+        self._told = False
+        return self.room_to_offer(topic)
+
+    def room_to_offer(self, topic: TopicWork) -> int:
+        """How many messages of a topic there is room for.
 
         The ready jobs of other topics take up runs only if they are about to start. Those that wait for
         their batch to fill, or for their own topic's limit, must not make another topic wait.
         """
-        self._told = False
         topic.pace.measure(self._loop.time(), self._most_prefetch)
         ready, batch = len(topic.ready), topic.handler.batch
         if not topic.needs_more(ready - topic.starting):
@@ -309,8 +325,10 @@ class ReadyJobs:
         topic.claiming += room
         reserved = [room]
         timer = None
-        if len(self._room_listeners) > 1:
+        if len(self._claimers) > 1:
             timer = self._loop.call_later(_SLOW, self._unreserve, topic, reserved)
+            if len(self.topics) > 1 or self.room_to_offer(topic):
+                self.offer_room()
         try:
             yield
         finally:
@@ -322,15 +340,10 @@ class ReadyJobs:
         if not reserved:
             return
         topic.claiming -= reserved.pop()
-        if len(self._room_listeners) > 1:
-            self._room_listeners.append(self._room_listeners.pop(0))  # each is first in turn
+        if len(self._claimers) > 1:
+            self._claimers.append(self._claimers.pop(0))  # each is first in turn
             if topic.needs_more(len(topic.ready) - topic.starting):
-                self._tell_of_room()
-
-    def _tell_of_room(self) -> None:
-        self._told = True
-        for tell in self._room_listeners:
-            tell()
+                self.offer_room()
 
 
 def _emptied(topic: TopicWork) -> list[Job]:
