@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.worker.pace import Pace
@@ -29,7 +30,18 @@ wait, a few runners do all the work, and waking the others would cost more than 
 class TopicWork:
     """The ready and running jobs of one topic."""
 
-    __slots__ = ("claiming", "handler", "limit", "lingering", "pace", "queued", "ready", "ripe", "runs")
+    __slots__ = (
+        "claiming",
+        "handler",
+        "limit",
+        "lingering",
+        "low_water",
+        "pace",
+        "queued",
+        "ready",
+        "ripe",
+        "runs",
+    )
 
     def __init__(self, handler: Handler[..., Any], concurrency: int, now: float) -> None:
         self.handler = handler
@@ -45,6 +57,8 @@ class TopicWork:
         """Whether a batch has waited long enough to run though it is not full."""
         self.lingering: asyncio.TimerHandle | None = None
         self.pace = Pace(now)
+        self.low_water = 0
+        """More are claimed when no more than this many are ready; kept, as it is looked at for every job."""
 
     @property
     def runnable(self) -> bool:
@@ -60,18 +74,20 @@ class TopicWork:
             return 0
         return min(-(-len(self.ready) // self.handler.batch), self.limit - self.runs)
 
-    def needs_more(self, held: int) -> bool:
-        """Whether to refill the prefetch, of which *held* are there: a quarter of it is used.
+    def set_low_water(self) -> None:
+        """Work out at how many ready jobs more are claimed; to be called when what it follows from changes.
 
-        A batch may always be filled. What claims from other shards bring counts too, so that many shards
-        do not mean many small claims; but not all of it, since a shard may not answer, and the others go on.
+        The prefetch is refilled when a quarter of it is used, and a batch may always be filled. What claims
+        from other shards bring counts too, so that many shards do not mean many small claims; but not all
+        of it, since a shard may not answer, and the others go on.
         """
-        if not self.ready or self.handler.batch > 1:
-            return True
         prefetch, claiming = self.pace.prefetch, self.claiming
-        if not claiming:
-            return 8 * held <= 6 * prefetch
-        return 8 * (held + min(claiming, prefetch // 2)) <= 5 * prefetch
+        if self.handler.batch > 1:
+            self.low_water = maxsize
+        elif not claiming:
+            self.low_water = 6 * prefetch // 8
+        else:
+            self.low_water = 5 * prefetch // 8 - min(claiming, prefetch // 2)
 
 
 class ReadyJobs:
@@ -104,6 +120,7 @@ class ReadyJobs:
     def offer(self, topic: TopicWork, jobs: list[Job]) -> None:
         """Make jobs ready and wake runners for them."""
         topic.ready.extend(jobs)
+        topic.set_low_water()
         self._ready += len(jobs)
         self._enqueue(topic)
         self._wake_some()
@@ -181,7 +198,7 @@ class ReadyJobs:
             self._wake_some()
         if self._watchers:
             self._tell_watchers()
-        if not self._told and topic.needs_more(len(topic.ready)):
+        if not self._told and len(topic.ready) <= topic.low_water:
             self.offer_room()
 
     async def idle(self) -> None:
@@ -229,6 +246,7 @@ class ReadyJobs:
             with suppress(IndexError):  # the other thread was faster
                 if topic.ready and topic.ready[0].claimed_at + topic.handler.linger < claimed_before:
                     topic.pace.prefetch = 0  # too much was held ready
+                    topic.set_low_water()
                     jobs += _emptied(topic)
         return jobs
 
@@ -301,8 +319,9 @@ class ReadyJobs:
         their batch to fill, or for their own topic's limit, must not make another topic wait.
         """
         topic.pace.measure(self._loop.time(), self._most_prefetch)
+        topic.set_low_water()
         ready, batch = len(topic.ready), topic.handler.batch
-        if not topic.needs_more(ready - topic.starting):
+        if ready - topic.starting > topic.low_water:
             return 0
         runs, spare = self.concurrency - self._runs, topic.pace.prefetch
         if self._ready > ready:
@@ -323,6 +342,7 @@ class ReadyJobs:
         the worker holds more than it can run, until runs end or the surplus is given back.
         """
         topic.claiming += room
+        topic.set_low_water()
         reserved = [room]
         timer = None
         if len(self._claimers) > 1:
@@ -340,9 +360,10 @@ class ReadyJobs:
         if not reserved:
             return
         topic.claiming -= reserved.pop()
+        topic.set_low_water()
         if len(self._claimers) > 1:
             self._claimers.append(self._claimers.pop(0))  # each is first in turn
-            if topic.needs_more(len(topic.ready) - topic.starting):
+            if len(topic.ready) - topic.starting <= topic.low_water:
                 self.offer_room()
 
 
