@@ -147,7 +147,8 @@ async def test_every_measure_runs(name: str, server: EmbeddedServer, redis: Redi
         await subject.MEASURES["produce_many"](server.url, 100)
     samples = await subject.MEASURES[name](server.url, 100)
     assert samples
-    assert min(samples) > 0
+    # The server keeps instants in whole milliseconds, so a delay may end up to one of them early.
+    assert min(samples) > (-1 if name == "delay" else 0)
 
 
 def test_every_measure_has_its_figures() -> None:
