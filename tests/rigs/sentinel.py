@@ -8,7 +8,6 @@ from typing import Any, Final
 from tests.rigs.parts import Configured, Rig, started, until
 
 NAME: Final = "mymaster"
-DOWN_AFTER_MS: Final = 1000
 FAILOVER_TIMEOUT_MS: Final = 3000
 """A failed attempt is repeated after twice this time."""
 HURRY: Final = ("INFO-PERIOD", 500, "PUBLISH-PERIOD", 250)
@@ -52,6 +51,8 @@ class SentinelSet(Rig[Watched]):
         replicas: how many.
         sentinels: how many; more than half of them must agree on a failover.
         binary: which server; the bundled Valkey by default.
+        down_after: seconds without an answer after which a primary is replaced. A machine that stands still
+            for that long has one replaced that is well.
         hurry: an old primary that comes back is made a replica within 2 s. Without it, as Sentinels do it
             when they are not told otherwise: within 10 s.
         settings: of the servers, with ``_`` for ``-``.
@@ -64,10 +65,12 @@ class SentinelSet(Rig[Watched]):
         binary: Path | None = None,
         /,
         *,
+        down_after: float = 1.0,
         hurry: bool = True,
         **settings: str | int,
     ) -> None:
         super().__init__()
+        self._down_after_ms = round(down_after * 1000)
         self._hurry = hurry
         self._quorum = sentinels // 2 + 1
         self.servers: list[Watched] = []
@@ -177,7 +180,7 @@ class SentinelSet(Rig[Watched]):
         sentinel._settings = {
             "bind": "127.0.0.1",
             "sentinel monitor": f"{NAME} 127.0.0.1 {primary.port} {self._quorum}",
-            "sentinel down-after-milliseconds": f"{NAME} {DOWN_AFTER_MS}",
+            "sentinel down-after-milliseconds": f"{NAME} {self._down_after_ms}",
             "sentinel failover-timeout": f"{NAME} {FAILOVER_TIMEOUT_MS}",
             "sentinel parallel-syncs": f"{NAME} 2",
         }
