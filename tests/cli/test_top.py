@@ -21,7 +21,7 @@ pytest.importorskip("textual")
 
 from textual.widgets import Static
 
-from mx_rmq.cli.top.app import TopApp
+from mx_rmq.cli.top.app import MainScreen, TopApp
 from mx_rmq.cli.top.dialogs import Confirm, Show
 from mx_rmq.cli.top.lists import GroupsScreen, MessagesScreen
 from mx_rmq.cli.top.table import LiveTable
@@ -239,6 +239,19 @@ async def test_old_figures_are_said_to_be_old_and_it_recovers(make_queue: MakeQu
         await eventually(lambda: "1 topics" in shown.text("status"))
         await queue.produce("orders", 2)
         await eventually(lambda: shown.row("orders")["pending"] == "2")
+
+
+@ONE_SERVER
+async def test_figures_that_arrive_while_the_screen_closes_are_dropped(shop: RedisMessageQueue) -> None:
+    """Its widgets go before its background work: quitting at that moment must not end in an error."""
+    async with top(shop) as shown:
+        screen = shown.app.screen
+        assert isinstance(screen, MainScreen)
+        (watch,) = (each for each in shown.app.workers if each.group == "watch")
+        await screen.query("#title, #totals, #status, LiveTable").remove()
+        screen._again.set()
+        await eventually(lambda: watch.is_finished)
+        screen._tell()
 
 
 @ONE_SERVER

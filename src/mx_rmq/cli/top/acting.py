@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
+from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from mx_rmq.cli.connecting import place_of
@@ -31,7 +33,11 @@ class ActingScreen(Screen[None]):
 
     def act(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that takes a while; what goes wrong is shown, and ends nothing."""
-        self.run_worker(self._act(work), group="act")
+        self.while_shown(self._act(work), group="act")
+
+    def while_shown(self, work: Coroutine[Any, Any, None], group: str) -> None:
+        """Do something in the background; it ends with the screen."""
+        self.run_worker(_until_closed(work), group=group)
 
     async def _act(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -68,3 +74,9 @@ class ActingScreen(Screen[None]):
         replayed = await self.queue.dlq.replay_all(topic=topic, group=group)
         self.say(f"replayed {replayed:,} of {what}")
         return True
+
+
+async def _until_closed(work: Coroutine[Any, Any, None]) -> None:
+    """Do something that may still run when its screen closes: the widgets go before the background work."""
+    with suppress(NoMatches):
+        await work

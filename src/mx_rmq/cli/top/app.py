@@ -94,7 +94,7 @@ class MainScreen(ActingScreen):
 
     def on_mount(self) -> None:
         """Begin to read."""
-        self.run_worker(self._watch(), group="watch")
+        self.while_shown(self._watch(), group="watch")
         self.set_interval(1.0, self._tell)
         self._tell()
 
@@ -150,7 +150,8 @@ class MainScreen(ActingScreen):
         else:
             missing = figures.counts.missing
             text = Text(self._about(figures), style="bold red" if missing else "dim")
-        self.query_one("#status", Static).update(text)
+        for status in self.query("#status").results(Static):  # none while the screen closes
+            status.update(text)
         for table in self.query(LiveTable):
             table.set_class(bool(self._problem or is_old), "old")
 
