@@ -75,7 +75,9 @@ class Holds(Service):
         topics = sorted(set[str]().union(*held.values()))
         if not topics:
             return False
-        left = await ask_all(older, lambda shard: Queries(shard.store).unfinished(*topics))
+        left = []
+        for _ in range(2):  # a message that is given back may move to where was looked already
+            left += await ask_all(older, lambda shard: Queries(shard.store).unfinished(*topics))
         free = {
             topic
             for topic, *each in zip(topics, *left, strict=True)
